@@ -69,7 +69,7 @@ def explain_xid(code: int, words: Sequence[int], policy: Policy) -> Explanation:
     if row.why:
         details = (*details, ("deviation", f"{row.why} ({row.why_source})"))
     action = actions()[row.immediate_action]
-    message = f"{action.name}: {action.says}" if action.name else action.says
+    message = f"{action.name}: {action.meaning}" if action.name else action.meaning
     # Several depend on other Xids, as the text of the action describes.
     if row.investigatory_action not in ("", action.name) and ";" not in row.investigatory_action:
         message += f"; to find the cause: {row.investigatory_action}"

@@ -198,7 +198,7 @@ def _print_words(console: Screen, meanings: tuple[IndexEntry, ...], here: LocalS
         table.add_row("as", meaning.kind)
         table.add_row("means", meaning.meaning)
         for value in _here_word(meaning, here).values():
-            table.add_row("here", f"{value or 'empty'}{here.says}")
+            table.add_row("here", f"{value or 'empty'}{here.note}")
         table.add_row("more", meaning.more)
     console.print(table)
 

@@ -24,7 +24,7 @@ from healthcheck.verdict.verdict import Verdict, decide
 class CheckResult(Struct, frozen=True):
     """Outcomes of the checks of one cycle, and the memory after it."""
 
-    look: EvidenceCycle
+    cycle: EvidenceCycle
     outcomes: tuple[Outcome, ...]
     memory: Memory
 
@@ -33,21 +33,24 @@ class CheckResult(Struct, frozen=True):
         return decide(self.memory, self.outcomes)
 
 
-def judged(look: EvidenceCycle) -> CheckResult:
+def judged(cycle: EvidenceCycle) -> CheckResult:
     """Judge one cycle as the agent does: the log first, then the readings that end earlier findings.
 
     There is only this cycle, so a finding that can flicker is shown as observed.
     """
-    outcomes = judge(look.checks, look.evidence, look.expected)
-    pairs = list(zip(outcomes, look.checks, strict=True))
+    outcomes = judge(cycle.checks, cycle.evidence, cycle.expected)
+    pairs = list(zip(outcomes, cycle.checks, strict=True))
     levels = [outcome for outcome, check in pairs if check.nature is Nature.LEVEL]
     tests = [outcome for outcome, check in pairs if check in DEEP_CHECKS]
-    before, rules = Memory(look.machine, look.boot_id, acknowledged=look.acknowledged), MemoryRules(cycles_to_confirm=1)
-    memory = after_kernel_log(before, outcomes, look.now)
-    memory = after_cycle(memory, JudgedCycle(levels, _gpus(look.evidence), look.now.monotonic), look.now, rules)
-    memory = settled(replace(memory, first=first_seen(memory.first, look.evidence)), look.evidence)
-    memory = after_deep_test(memory, deep_result(tests, look.now.wall, look.now.wall), look.now)
-    return CheckResult(look, outcomes, expired(memory, look.now, look.monitor_ttl_seconds))
+    before, rules = (
+        Memory(cycle.machine, cycle.boot_id, acknowledged=cycle.acknowledged),
+        MemoryRules(cycles_to_confirm=1),
+    )
+    memory = after_kernel_log(before, outcomes, cycle.now)
+    memory = after_cycle(memory, JudgedCycle(levels, _gpus(cycle.evidence), cycle.now.monotonic), cycle.now, rules)
+    memory = settled(replace(memory, first=first_seen(memory.first, cycle.evidence)), cycle.evidence)
+    memory = after_deep_test(memory, deep_result(tests, cycle.now.wall, cycle.now.wall), cycle.now)
+    return CheckResult(cycle, outcomes, expired(memory, cycle.now, cycle.monitor_ttl_seconds))
 
 
 def _gpus(evidence: Evidence) -> Sequence[Gpu]:

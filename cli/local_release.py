@@ -29,12 +29,12 @@ from healthcheck.text.printable import printable
 
 def release_here(by: str, reason: str, *, dry_run: bool) -> int:
     """Release this machine's events, and return the exit code."""
-    root, look, _ = light_cycle()
-    if blind := look.evidence.unread(RING):
-        complain("release", f"the kernel log can't be read: {printable(blind.detail)}")
+    root, cycle, _ = light_cycle()
+    if unread_log := cycle.evidence.unread(RING):
+        complain("release", f"the kernel log can't be read: {printable(unread_log.detail)}")
         return COULD_NOT
     folder = state_dir(root)
-    before = judged(look)
+    before = judged(cycle)
     events = [finding for finding in before.memory.active if RELEASE.is_open_to(finding)]
     console = Screen(soft_wrap=True)
     if not events:
@@ -42,28 +42,30 @@ def release_here(by: str, reason: str, *, dry_run: bool) -> int:
         return _shown_rest(before, console)
     console.print("this machine: would release" if dry_run else "this machine: releasing")
     _show(events, console)
-    new_release = Release(by or getpass.getuser(), reason, look.now.wall, _acknowledgements(events, look))
+    new_release = Release(by or getpass.getuser(), reason, cycle.now.wall, _acknowledgements(events, cycle))
     if not dry_run:
         try:
-            _write(folder, look, new_release)
+            _write(folder, cycle, new_release)
         except (MemoryFileError, Shortage) as error:
             complain("release", str(error))
             return COULD_NOT
         console.print(f"released by {printable(new_release.by)}: {printable(reason)}")
-    rest = _shown_rest(judged(replace(look, acknowledged=(*look.acknowledged, *new_release.findings))), console)
+    rest = _shown_rest(judged(replace(cycle, acknowledged=(*cycle.acknowledged, *new_release.findings))), console)
     return 0 if dry_run else rest
 
 
-def _acknowledgements(events: Iterable[ActiveFinding], look: EvidenceCycle) -> tuple[Acknowledgement, ...]:
+def _acknowledgements(events: Iterable[ActiveFinding], cycle: EvidenceCycle) -> tuple[Acknowledgement, ...]:
     """Return the acknowledgement of these events up to the present end of the log; later events are not covered."""
-    end = max((record.seq for record in look.evidence[RING]), default=-1)
+    end = max((record.seq for record in cycle.evidence[RING]), default=-1)
     return tuple(
-        Acknowledgement(*event.key, event.boot_id, end if event.seq >= 0 else None, max(event.last_seen, look.now.wall))
+        Acknowledgement(
+            *event.key, event.boot_id, end if event.seq >= 0 else None, max(event.last_seen, cycle.now.wall)
+        )
         for event in events
     )
 
 
-def _write(folder: Path, look: EvidenceCycle, new_release: Release) -> None:
+def _write(folder: Path, cycle: EvidenceCycle, new_release: Release) -> None:
     """Add the release to the file of this machine. Raises MemoryFileError, Shortage."""
     file = MemoryFile(folder)
     if not file.acquire():
@@ -74,8 +76,8 @@ def _write(folder: Path, look: EvidenceCycle, new_release: Release) -> None:
         except MemoryFileError as error:  # the file is moved aside, so earlier releases no longer count
             complain("release", str(error))
             known = None
-        memory = begin(known or Memory(), look.machine, look.boot_id, look.now)
-        file.write(after_release(memory, new_release, look.now))
+        memory = begin(known or Memory(), cycle.machine, cycle.boot_id, cycle.now)
+        file.write(after_release(memory, new_release, cycle.now))
     finally:
         file.unlock()
 
@@ -92,8 +94,8 @@ def _shown_rest(after: CheckResult, console: Screen) -> int:
     return FAULT if is_active else 0
 
 
-def _show(standing: Iterable[ActiveFinding], console: Screen) -> None:
-    for finding in standing:
+def _show(findings: Iterable[ActiveFinding], console: Screen) -> None:
+    for finding in findings:
         severity = Text(f"  {finding.finding.severity.name:8}", SEVERITY_STYLES[finding.finding.severity])
         seen = f"{finding.nature.value}, last observed {timestamp(finding.last_seen)}"
         what = f"{finding.finding.reason} on {finding.finding.subject} ({seen})"

@@ -28,7 +28,7 @@ class LocalSettings(Struct, frozen=True):
     profiles: Profiles
     values: Mapping[str, str]
     """Values by key, as written in the ConfigMap."""
-    says: str = ""
+    note: str = ""
     """Note after a value; names the missing folder if nothing is set here."""
 
     def number(self, key: str) -> int:

@@ -101,16 +101,16 @@ def _judge_cycle(name: str, raw: bytes, expected: Expectation, form: OutputForma
         raise CaptureError(f"{name}: {error}") from error
     except (ArithmeticError, ValueError) as error:  # such as 1e300 seconds: valid JSON, but never a probe's value
         raise CaptureError(f"{name}: its values are invalid: {error}") from error
-    standing = tuple(_sourced(finding, name) for finding in result.memory.active)
-    result = replace(result, memory=replace(result.memory, active=standing))
+    sourced = tuple(_sourced(finding, name) for finding in result.memory.active)
+    result = replace(result, memory=replace(result.memory, active=sourced))
     show(result, form, verbose=verbose)
     return EXIT_CODES[result.verdict.status]
 
 
-def _sourced(standing: ActiveFinding, name: str) -> ActiveFinding:
+def _sourced(active_finding: ActiveFinding, name: str) -> ActiveFinding:
     """Return the row of a level finding: the evidence is the whole file, and the rule is the rule of the check."""
-    finding = standing.finding
-    return replace(standing, finding=replace(finding, source=name, rule=finding.rule or standing.check))
+    finding = active_finding.finding
+    return replace(active_finding, finding=replace(finding, source=name, rule=finding.rule or active_finding.check))
 
 
 def _judge_log(name: str, captures: Captures, replayed: Replay, instance_type: str, form: OutputFormat | None) -> int:
@@ -129,10 +129,10 @@ def _judge_log(name: str, captures: Captures, replayed: Replay, instance_type: s
 def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
     """Print three lines per finding: the finding, its rule with the place of the log line, and that line."""
     console = Screen(soft_wrap=True)
-    for standing in verdict.active:
-        console.print(_finding(standing))
-        rule, source = standing.finding.rule or "none", printable(standing.finding.source, _LONGEST_SHOWN)
-        line = printable(replayed.line_of(standing), _LONGEST_SHOWN)
+    for active_finding in verdict.active:
+        console.print(_finding(active_finding))
+        rule, source = active_finding.finding.rule or "none", printable(active_finding.finding.source, _LONGEST_SHOWN)
+        line = printable(replayed.line_of(active_finding), _LONGEST_SHOWN)
         console.print(Text(f"  rule {rule}, {source}\n" + (f"  {line}\n" if line else ""), "dim"))
     for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
         console.print(Text(f"could not check: {cause.cause.name}: {printable(cause.detail)}", "magenta"))
@@ -141,9 +141,9 @@ def _show(name: str, verdict: Verdict, replayed: Replay) -> None:
     console.print(Text.assemble(f"{printable(name, _LONGEST_SHOWN)}: ", status, f", {words}" if words else ""))
 
 
-def _finding(standing: ActiveFinding) -> Text:
-    finding = standing.finding
-    times = f" ({standing.count} times)" if standing.count > 1 else ""
+def _finding(active_finding: ActiveFinding) -> Text:
+    finding = active_finding.finding
+    times = f" ({active_finding.count} times)" if active_finding.count > 1 else ""
     severity = (f"{finding.severity.name} {finding.reason}", SEVERITY_STYLES[finding.severity])
     return Text.assemble(severity, f" on {finding.subject}{times}: {printable(finding.detail, _LONGEST_SHOWN)}")
 

@@ -109,8 +109,8 @@ def _show(name: str, verdict: Verdict, answer: DiagAnswer, policy: Policy) -> No
         console.print(line)
     console.print()
     explained: set[str] = set()
-    for standing in verdict.active:
-        for line in _finding(standing, explained):
+    for active_finding in verdict.active:
+        for line in _finding(active_finding, explained):
             console.print(line)
     for cause in dict.fromkeys(row.cause for row in verdict.unobserved):
         console.print(Text(_short(f"could not check: {cause.cause.name}: {cause.detail}"), "magenta"))
@@ -143,9 +143,9 @@ def _means(row: DiagResult, error: DiagError, in_use: DevicesInUse, policy: Poli
     return severity.name, SEVERITY_STYLES[severity]
 
 
-def _finding(standing: ActiveFinding, explained: set[str]) -> Iterator[Text]:
+def _finding(active_finding: ActiveFinding, explained: set[str]) -> Iterator[Text]:
     """Yield a finding with its evidence, and the meaning of its test if it was not shown yet."""
-    finding = standing.finding
+    finding = active_finding.finding
     severity = (f"{finding.severity.name} {finding.reason}", SEVERITY_STYLES[finding.severity])
     yield Text.assemble(severity, _short(f" on {finding.subject}: {finding.detail}"))
     reasons = index.reasons()

@@ -223,12 +223,14 @@ def advise(begun: RunStart, progress: QuarantineProgress, node: NodeState) -> Ad
     ours = [
         finding for finding in memory.active if finding.finding.source == KIND and finding.last_seen >= begun.started
     ]
-    standing = [finding.finding for finding in memory.active if finding.nature is Nature.EVENT and finding not in ours]
+    active_events = [
+        finding.finding for finding in memory.active if finding.nature is Nature.EVENT and finding not in ours
+    ]
     return recommend(
         RunResult(
             tests=tuple(GroupResult(check.group, _status(progress, check)) for check in TESTS),
             found=(*progress.found, *now),
-            standing=(*standing, *carried),
+            active_events=(*active_events, *carried),
             returned_with=begun.history.returned_with,
         )
     )

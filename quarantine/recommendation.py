@@ -50,7 +50,7 @@ class RunResult(Struct, frozen=True):
     """All tests of the run."""
     found: tuple[Finding, ...] = ()
     """Findings of its tests and of its check cycle on the node."""
-    standing: tuple[Finding, ...] = ()
+    active_events: tuple[Finding, ...] = ()
     """Earlier events that are still active, without those that a passed test ends."""
     returned_with: tuple[Returned, ...] = ()
     """Faults that earlier runs found on this node, before its return to service."""
@@ -67,7 +67,7 @@ class RunResult(Struct, frozen=True):
         them.
         """
         failed = any(finding.severity >= Severity.RESET for finding in self.found)
-        return (*self.found, *self.standing) if self.finished or failed else self.found
+        return (*self.found, *self.active_events) if self.finished or failed else self.found
 
 
 class RecommendationRow(Struct, frozen=True):

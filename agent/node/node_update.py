@@ -101,7 +101,7 @@ class RecordLeftOut(Struct):
     may_try: bool = False
     """A cycle has ended since the record was last tried."""
 
-    def as_if_there(self, node: NodeState) -> NodeState:
+    def with_rejected_record(self, node: NodeState) -> NodeState:
         """Return the Node with the record that it rejected, for comparison. A record on the Node takes precedence."""
         if not self.text or RESULTS in node.annotations:
             return node
@@ -175,7 +175,7 @@ class NodeUpdate:
 
     def apply(self, known: AgentKnowledge, node: NodeState) -> bool:
         """Write the verdict, and return whether the Node carries it now. Raises ClusterError."""
-        view, whole = self._view(known, node), self._record.as_if_there(node)
+        view, whole = self._view(known, node), self._record.with_rejected_record(node)
         decision, grant = self._taint.decide(view, whole)
         change = plan(view, decision, whole, grant)
         self._reporter.complain((*read_release(node, by_label=False)[1], *why_unread(node), *change.complaints))

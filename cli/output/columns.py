@@ -34,9 +34,9 @@ def aligned_within(rows: Iterable[Sequence[str]], width: int) -> str:
     return "".join(_paragraph(cells, widths, before, max(width - before, _NARROWEST)) for cells in lines)
 
 
-def _paragraph(cells: Sequence[str], widths: Sequence[int], before: int, room: int) -> str:
+def _paragraph(cells: Sequence[str], widths: Sequence[int], before: int, width: int) -> str:
     *head, last = cells
-    first, *more = wrap(last, room, break_on_hyphens=False) or [""]
+    first, *more = wrap(last, width, break_on_hyphens=False) or [""]
     return _line((*head, first), (*widths, 0)) + "".join(f"{' ' * before}{text}\n" for text in more)
 
 

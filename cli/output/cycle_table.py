@@ -41,24 +41,24 @@ def show(judged: CheckResult, form: OutputFormat | None, *, verbose: bool) -> No
         console = Screen()
         _show_table(console, judged)
     if verbose:
-        _show_evidence(console, judged.look.evidence)
+        _show_evidence(console, judged.cycle.evidence)
 
 
 def _record(judged: CheckResult) -> AgentRecord:
-    look = judged.look
-    identity = Identity(look.hostname, look.expected.instance_type, inventory=seen_in(look.evidence))
-    return records.render(judged.verdict, judged.memory, identity, look.now.wall)
+    cycle = judged.cycle
+    identity = Identity(cycle.hostname, cycle.expected.instance_type, inventory=seen_in(cycle.evidence))
+    return records.render(judged.verdict, judged.memory, identity, cycle.now.wall)
 
 
 def _show_table(console: Screen, judged: CheckResult) -> None:
-    look, verdict = judged.look, judged.verdict
+    cycle, verdict = judged.cycle, judged.verdict
     titles = [Text(title, "bold") for title in ("check", "status", "result")] if console.is_terminal else None
-    rows = _rows(look.checks, judged.outcomes, judged.memory)
+    rows = _rows(cycle.checks, judged.outcomes, judged.memory)
     print_rows(console, [*([titles] if titles else []), *rows])
-    kind = look.expected.instance_type or "unknown instance type: no expectation"
+    kind = cycle.expected.instance_type or "unknown instance type: no expectation"
     status = (verdict.status.value, STATUS_STYLES[verdict.status])
     console.print()
-    text = Text.assemble(printable(f"{look.hostname} ({kind}): "), status, _more(verdict))
+    text = Text.assemble(printable(f"{cycle.hostname} ({kind}): "), status, _more(verdict))
     console.print(text, soft_wrap=True)
 
 
@@ -71,22 +71,20 @@ def _rows(checks: Iterable[Check], outcomes: Iterable[Outcome], memory: Memory) 
     unobserveds: set[Unobserved] = set()
     for check, outcome in zip(checks, outcomes, strict=True):
         counted = (finding for finding in memory.active if finding.finding.severity is not Severity.PASS)
-        standing = [finding for finding in counted if finding.check == outcome.check]
-        status = status_of(
-            worst(finding.finding.severity for finding in standing), could_not_check=not outcome.observed
-        )
-        if not outcome.configured and not standing:
+        active = [finding for finding in counted if finding.check == outcome.check]
+        status = status_of(worst(finding.finding.severity for finding in active), could_not_check=not outcome.observed)
+        if not outcome.configured and not active:
             status = Status.NOT_CONFIGURED
         label = f"{outcome.group.partition('-')[0]} {outcome.check}"
         word = Text(status.value, STATUS_STYLES[status])
-        for line in _lines(check, outcome, standing, unobserveds):
+        for line in _lines(check, outcome, active, unobserveds):
             yield [Text(label), word, line]
             label, word = "", Text()
         unobserveds.update(outcome.unobserved)
 
 
 def _lines(
-    check: Check, outcome: Outcome, standing: Iterable[ActiveFinding], unobserveds: set[Unobserved]
+    check: Check, outcome: Outcome, active: Iterable[ActiveFinding], unobserveds: set[Unobserved]
 ) -> Iterator[Text]:
     """Yield the observation, then a line per finding, and per cause that was not shown above."""
     reads_the_log = check.nature is Nature.EVENT and check not in DEEP_CHECKS
@@ -94,7 +92,7 @@ def _lines(
     first, *more = [_seen_line(observation) for observation in seen] or [Text()]
     for aside in _asides(outcome, unobserveds):
         first.append("; " if first else "").append(printable(aside), "dim")
-    further = [*more, *(_finding_line(finding) for finding in standing)]
+    further = [*more, *(_finding_line(finding) for finding in active)]
     further += [
         Text(printable(f"{unobserved.cause.name}: {unobserved.detail}"))
         for unobserved in dict.fromkeys(outcome.unobserved)
@@ -134,9 +132,9 @@ def _seen_line(seen: Observation) -> Text:
     return Text.assemble(printable(seen.what), (printable(expected + source), "dim"))
 
 
-def _finding_line(standing: ActiveFinding) -> Text:
-    finding = standing.finding
-    times = f" ({standing.count} times)" if standing.count > 1 else ""
+def _finding_line(active_finding: ActiveFinding) -> Text:
+    finding = active_finding.finding
+    times = f" ({active_finding.count} times)" if active_finding.count > 1 else ""
     words = plain_words(finding.reason, finding.subject, finding.about, MEANINGS)
     severity = (f"{finding.reason} {finding.severity.name}", SEVERITY_STYLES[finding.severity])
     return Text.assemble(

@@ -152,11 +152,11 @@ def watched(fleet: Fleet, screen: Screen, *, wide: bool, headers: bool) -> Group
     """Return the worst nodes, and below them the totals: as many lines as the terminal shows, each in its width."""
     common = _common_lines(fleet, fault_pattern(fleet.nodes))
     totals = [*common, *_totals(fleet)][: screen.height // 2] if headers else []
-    room = max(screen.height - 1 - len(totals), 1)
-    table = _table(fleet.nodes[:room], screen, wide=wide, headers=headers)
+    height = max(screen.height - 1 - len(totals), 1)
+    table = _table(fleet.nodes[:height], screen, wide=wide, headers=headers)
     more: list[Text] = []
-    if len(table.lines) + len(table.notes) > room or len(fleet.nodes) > room:
-        most = max(room - len(table.notes) - headers - 1, 1)
+    if len(table.lines) + len(table.notes) > height or len(fleet.nodes) > height:
+        most = max(height - len(table.notes) - headers - 1, 1)
         table = _table(fleet.nodes[:most], screen, wide=wide, headers=headers)
         more = [*more_rows(len(fleet.nodes) - most, "gpu-healthcheck status")]
     lines = [*table.lines, *table.notes, *more, *totals]

@@ -60,9 +60,9 @@ def node_lines(report: NodeReport, screen: Screen, now: datetime) -> Iterator[Te
 
 def node_in_place(report: NodeReport, screen: Screen) -> Group:
     """Return the page for a display that is repeated, in no more lines than the terminal shows, with the next step."""
-    lines, room = list(node_lines(report, screen, datetime.now(UTC))), max(screen.height - 1, 1)
-    if len(lines) > room:
-        lines[room // 2 : len(lines) - room + room // 2 + 1] = [Text("\N{HORIZONTAL ELLIPSIS}", "dim")]
+    lines, height = list(node_lines(report, screen, datetime.now(UTC))), max(screen.height - 1, 1)
+    if len(lines) > height:
+        lines[height // 2 : len(lines) - height + height // 2 + 1] = [Text("\N{HORIZONTAL ELLIPSIS}", "dim")]
     for line in lines:
         line.truncate(screen.width, overflow="ellipsis")
     return Group(*lines)
@@ -100,8 +100,10 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
         yield "running", f"{run.kind.value} {run.holder} until {timestamp(run.until)}", "magenta"
     for entries in _limited([list(_finding(fault, now)) for fault in faults_on(node)], most):
         yield from entries
-    blind = [[("no result", f"{row.check}: {row.cause}: {row.detail}", "magenta")] for row in record.unobserved or ()]
-    for entries in _limited(blind, most):
+    unobserved = [
+        [("no result", f"{row.check}: {row.cause}: {row.detail}", "magenta")] for row in record.unobserved or ()
+    ]
+    for entries in _limited(unobserved, most):
         yield from entries
     yield "checks", _by_status(record.checks or ()), "dim"
     if row.overdue:

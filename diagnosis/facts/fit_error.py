@@ -53,7 +53,7 @@ class UnfitReason(Struct, frozen=True):
     `nodes` is the number of nodes; None if the reason concerns the pod as such. `what`: the resource, taint or object.
     """
 
-    says: ReasonSubject
+    about: ReasonSubject
     text: str
     nodes: int | None = None
     what: str = ""
@@ -65,8 +65,8 @@ class FitError(Struct, frozen=True):
     nodes: int | None
     reasons: tuple[UnfitReason, ...]
 
-    def of(self, *says: ReasonSubject) -> tuple[UnfitReason, ...]:
-        return tuple(reason for reason in self.reasons if reason.says in says)
+    def of(self, *about: ReasonSubject) -> tuple[UnfitReason, ...]:
+        return tuple(reason for reason in self.reasons if reason.about in about)
 
 
 _TEXTS: tuple[tuple[ReasonSubject, str], ...] = (
@@ -134,11 +134,11 @@ def parse(message: str) -> FitError | None:
     head = _HEAD.search(message)
     if head is None:
         alone = reason_of(message)
-        return FitError(None, (alone,)) if alone.says in _OF_THE_POD else None
+        return FitError(None, (alone,)) if alone.about in _OF_THE_POD else None
     rest = message[head.end() :]
     cut = min((at for text in _AFTER if (at := rest.find(text)) >= 0), default=len(rest))
     body = rest[:cut].strip(" .,")
-    before = (reason for reason in (reason_of(message[: head.start()]),) if reason.says is ReasonSubject.GANG)
+    before = (reason for reason in (reason_of(message[: head.start()]),) if reason.about is ReasonSubject.GANG)
     listed = (_reason(word.strip(" .")) for word in _NEXT.split(body) if word.strip(" ."))
     return FitError(int(head[2]), (*before, *listed))
 

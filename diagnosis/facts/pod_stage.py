@@ -52,9 +52,9 @@ class Stage(Struct, frozen=True):
         message = ": ".join(filter(None, (self.reason, self.message))) or self.kind.value
         return f"container {self.container}: {message}" if self.container else message
 
-    def lasts(self, now: datetime, patience: timedelta) -> bool:
-        """Whether the pod has been in this stage for longer than `patience`; an unknown age counts as longer."""
-        return self.since is None or now - self.since > patience
+    def lasts(self, now: datetime, longest: timedelta) -> bool:
+        """Whether the pod has been in this stage for longer than `longest`; an unknown age counts as longer."""
+        return self.since is None or now - self.since > longest
 
 
 def stage(pod: Pod, now: datetime) -> Stage:

@@ -213,8 +213,8 @@ def is_stuck(pod: Pod) -> bool:
     """Whether the pod has a node, has not ended, and one of its containers does not run."""
     if pod.over or not pod.spec.node or pod.meta.deleted is not None:
         return False
-    untold = not pod.states and pod.phase != "Running"
-    return untold or any(state.waiting or (state.ended and state.ended.exit_code) for state in pod.states)
+    stateless = not pod.states and pod.phase != "Running"
+    return stateless or any(state.waiting or (state.ended and state.ended.exit_code) for state in pod.states)
 
 
 def ended_of(state: ContainerState) -> ContainerEnd | None:

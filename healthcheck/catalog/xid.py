@@ -112,7 +112,7 @@ class Action(Struct, frozen=True):
 
     name: str
     severity: Severity | None
-    says: str
+    meaning: str
 
 
 class XidRow(Struct, frozen=True):

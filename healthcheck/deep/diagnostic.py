@@ -104,5 +104,5 @@ def with_doubts_settled(diagnostic: Diagnostic, first: DcgmReading, expected: Ex
         answer = with_repeat(answer, again)
         settled = {row.test for row in again.results if row.status in _RESULTS}
     # A test that could not be repeated has no result; the other tests keep their results.
-    untold = set(tests) - settled
-    return DcgmReading(replace(answer, results=tuple(row for row in answer.results if row.test not in untold)))
+    unsettled = set(tests) - settled
+    return DcgmReading(replace(answer, results=tuple(row for row in answer.results if row.test not in unsettled)))

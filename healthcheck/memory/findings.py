@@ -162,7 +162,7 @@ class Memory(Struct, frozen=True):
     """Instance type in the last check cycle; '' if unknown so far."""
     adopted_records: Mapping[str, str] = field(default_factory=dict)
     """Timestamp of the last adopted deep record by the name of its annotation; its findings are or were in
-    `standing`."""
+    `active`."""
     first_observations: Mapping[str, FirstObservation] = field(default_factory=dict)
     """First observations of the last release and of the last passed quarantine run, by kind."""
 

@@ -95,7 +95,7 @@ class _Reading:
 
     def __init__(self, memory: Memory, now: Now, escalate_after: int) -> None:
         self.memory = memory
-        """The memory, except its field `standing`, which is outdated during the batch."""
+        """The memory, except its field `active`, which is outdated during the batch."""
         self.active = {finding.key: finding for finding in memory.active}
         self._cleanups = {key for key in self.active if key[0] == CONSEQUENCE}
         self._symptoms = {key for key in self.active if key[0] in SYMPTOMS}

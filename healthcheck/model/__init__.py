@@ -451,5 +451,5 @@ class Outcome(Struct, frozen=True):
 
     def shows(self, reason: str, subject: str) -> bool:
         """Whether the subject was checked for this reason, so that a missing finding proves that there is no fault."""
-        untold = [early.subject for early in self.too_early if reason in (early.reasons or (reason,))]
-        return not {"", subject} & {*(unobserved.subject for unobserved in self.unobserved), *untold}
+        early_subjects = [early.subject for early in self.too_early if reason in (early.reasons or (reason,))]
+        return not {"", subject} & {*(unobserved.subject for unobserved in self.unobserved), *early_subjects}

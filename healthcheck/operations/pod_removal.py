@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from healthcheck.model import counted
-from healthcheck.text.boundary import attempt, valid, whole, word
+from healthcheck.text.boundary import attempt, text_or_number, valid, whole
 from healthcheck.text.printable import printable
 
 JOB, JOB_SET, PYTORCH_JOB, MPI_JOB = "Job", "JobSet", "PyTorchJob", "MPIJob"
@@ -304,7 +304,7 @@ def _whole(value: object) -> int | None:
 
 
 def _words(value: object) -> frozenset[str]:
-    return frozenset(valid(word, value) if isinstance(value, list) else ())
+    return frozenset(valid(text_or_number, value) if isinstance(value, list) else ())
 
 
 def _object(value: object) -> Mapping[str, Any]:

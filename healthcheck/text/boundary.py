@@ -200,7 +200,7 @@ def attempt(reader: Callable[[Any], T], value: object) -> T | None:
         return None
 
 
-def word(value: object) -> str:
+def text_or_number(value: object) -> str:
     """Return a text, or a number as text."""
     return printable(_written(value), LONGEST_MESSAGE)
 
@@ -213,7 +213,7 @@ def position(value: object) -> int:
 
 
 def _valid_words(value: object) -> dict[str, str]:
-    words = ((str(name), attempt(word, entry)) for name, entry in table(value).items())
+    words = ((str(name), attempt(text_or_number, entry)) for name, entry in table(value).items())
     return {name: found for name, found in words if found is not None}
 
 
@@ -342,7 +342,7 @@ _READERS: Mapping[Any, Reader] = {
     datetime: moment,
     Mapping[str, str]: texts,
 }
-_READERS_OF_ROWS = {**_READERS, str: word, int: position, Mapping[str, str]: _valid_words}
+_READERS_OF_ROWS = {**_READERS, str: text_or_number, int: position, Mapping[str, str]: _valid_words}
 Text = Annotated[str, message]
 """A text for people."""
 Moment = Annotated[datetime | None, moment_or_none]

@@ -33,7 +33,7 @@ DEEP = {SWEEP_RESULT: "sweep-result", QUARANTINE_RESULT: "quarantine-result", RE
 """Annotations of runs, level 2 first, with their names in a record."""
 LEVEL_4 = "4-dcgm-diag-l4"
 _SHORT_DETAIL, _LONGEST_DETAIL, _LONGEST_SUBJECT, _MOST_PASSED = 40, 300, 253, 4096
-_SHARE_OF_THE_BLIND = 4
+_SHARE_OF_UNOBSERVED = 4
 """Divisor of a record's length: when cut, the causes of checks that could not run keep up to a quarter."""
 
 
@@ -458,10 +458,10 @@ def _shorten(record: dict[str, Any], longest: int) -> None:
     for finding in long:
         finding["detail"] = finding["detail"][:_SHORT_DETAIL]
     record["cut"] = {"details": len(long), "findings": 0}
-    blind, most = record["unobserved"], longest // _SHARE_OF_THE_BLIND
-    while blind and _size(record) > longest and _size({"unobserved": blind}) > most:
+    unobserved, most = record["unobserved"], longest // _SHARE_OF_UNOBSERVED
+    while unobserved and _size(record) > longest and _size({"unobserved": unobserved}) > most:
         # Faults are kept in preference to the reasons for missing checks.
-        blind.pop()
+        unobserved.pop()
         record["cut"]["unobserved"] = record["cut"].get("unobserved", 0) + 1
     while _size(record) > longest and record.get("acknowledged"):
         # These are needed only if the memory file on the node is lost: the file has all of them.

@@ -146,12 +146,12 @@ def _behind_the_taint(node: NodeState) -> Iterable[FindingRow]:
 
 def _is_unobserved(finding: FindingRow, verdict: Verdict) -> bool:
     if finding.reason == _UNKNOWN.reason:
-        return bool(verdict.blind)
+        return bool(verdict.unobserved_subjects)
     address = gpu_address(finding.subject or "")
     return any(
         (check == finding.check and subject in ("", finding.subject))
         or (address != "" and (subject == f"gpu/{address}" or (subject == "" and check == GPU_COUNT.name)))
-        for check, subject in verdict.blind
+        for check, subject in verdict.unobserved_subjects
     )
 
 

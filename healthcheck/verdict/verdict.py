@@ -33,7 +33,7 @@ class Verdict(Struct, frozen=True):
     active: tuple[ActiveFinding, ...]
     unobserved: tuple[CheckCause, ...]
     groups: tuple[GroupVerdict, ...]
-    blind: frozenset[tuple[str, str]] = frozenset()
+    unobserved_subjects: frozenset[tuple[str, str]] = frozenset()
     """Check and subject of everything that could not be checked; '' means all subjects of the check."""
     settling: bool = False
     """A finding that can flicker is still to be confirmed: the next check cycles may change the verdict."""
@@ -59,7 +59,9 @@ def decide(memory: Memory, outcomes: Sequence[Outcome]) -> Verdict:
         counted,
         unobserved,
         tuple(_group(name, memory, outcomes) for name in dict.fromkeys(outcome.group for outcome in outcomes)),
-        blind=frozenset((outcome.check, cause.subject) for outcome in outcomes for cause in outcome.unobserved),
+        unobserved_subjects=frozenset(
+            (outcome.check, cause.subject) for outcome in outcomes for cause in outcome.unobserved
+        ),
         settling=bool(memory.suspects),
     )
 

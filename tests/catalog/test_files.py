@@ -59,7 +59,7 @@ def test_a_code_in_use_has_a_meaning() -> None:
 
 def test_every_bucket_of_nvidia_is_said_in_words() -> None:
     assert {row.immediate_action for row in xid_table().values()} == set(actions())
-    assert [action.name for action in actions().values() if not action.says] == []
+    assert [action.name for action in actions().values() if not action.meaning] == []
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ ROWS = [*((f"0/4 nodes are available: {text}", reasons) for text, reasons in REA
 def test_message_is_split_into_reasons(message: str, reasons: list[Reason]) -> None:
     read = parse(message)
     assert read is not None
-    assert [(reason.says, reason.nodes, reason.what) for reason in read.reasons] == reasons
+    assert [(reason.about, reason.nodes, reason.what) for reason in read.reasons] == reasons
 
 
 def test_message_of_another_format_is_none() -> None:

@@ -233,7 +233,7 @@ def test_the_step_for_every_xid_is_the_same_everywhere_and_ends_it(policy: Polic
 
         assert_one_step(memory, explain_xid(code, (), policy))
         if row and not policy.overrides:
-            assert_followed(memory, f"{actions()[row.immediate_action].says} {row.why}")
+            assert_followed(memory, f"{actions()[row.immediate_action].meaning} {row.why}")
 
 
 def test_every_event_of_the_driver_that_is_reset_or_worse_has_its_line_here() -> None:

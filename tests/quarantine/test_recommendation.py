@@ -73,7 +73,7 @@ def test_the_worst_of_all_wins_and_says_all_that_speaks_for_it() -> None:
     run = RunResult(
         results(level_4=Status.FAIL, efa=None),
         found=(fault(Severity.RESET, "DcgmDiagMemory"), fault(Severity.ISOLATE, "EfaLoopbackCorrupt", NIC)),
-        standing=(fault(Severity.REBOOT),),
+        active_events=(fault(Severity.REBOOT),),
         returned_with=(Returned("DcgmDiagMemory", GPU),),
     )
 
@@ -96,12 +96,12 @@ def test_the_worst_of_all_wins_and_says_all_that_speaks_for_it() -> None:
 def test_what_still_stands_after_a_run_that_is_done_counts_as_if_it_were_found(
     severity: Severity, recommendation: Recommendation
 ) -> None:
-    assert recommend(replace(PASSED, standing=(fault(severity),))).recommendation is recommendation
+    assert recommend(replace(PASSED, active_events=(fault(severity),))).recommendation is recommendation
 
 
 @pytest.mark.parametrize("severity", [Severity.RESET, Severity.REBOOT, Severity.ISOLATE])
 def test_a_run_that_was_killed_leaves_what_stood_before_to_the_next_one(severity: Severity) -> None:
-    killed = RunResult(results(efa=None), standing=(fault(severity),))
+    killed = RunResult(results(efa=None), active_events=(fault(severity),))
 
     assert recommend(killed).recommendation is Recommendation.RERUN
 
@@ -111,7 +111,7 @@ def test_a_run_that_was_killed_after_it_had_found_a_fault_recommends_by_that_and
     before = (fault(Severity.REBOOT),)
 
     assert recommend(killed).recommendation is Recommendation.RESET
-    assert recommend(replace(killed, standing=before)).recommendation is Recommendation.REBOOT
+    assert recommend(replace(killed, active_events=before)).recommendation is Recommendation.REBOOT
 
 
 def test_a_test_that_does_not_belong_to_the_node_speaks_neither_for_nor_against_it() -> None:
@@ -166,4 +166,4 @@ def test_whatever_a_run_knows_there_is_one_recommendation_with_its_reason(run: R
     assert advice.reasons
     if advice.recommendation is Recommendation.RETURN_TO_SERVICE:
         assert run.finished
-        assert all(finding.severity < Severity.RESET for finding in (*run.found, *run.standing))
+        assert all(finding.severity < Severity.RESET for finding in (*run.found, *run.active_events))

@@ -121,7 +121,7 @@ def _unbound(snapshot: Snapshot, installation: Installation, waiting: Waiting) -
     elif waiting.fit is None:
         yield from _not_written(installation, waiting, waiting.message, failed=False)
     elif (event is not None and event.reason == "FilteringSucceed") and all(
-        reason.says is ReasonSubject.OTHER for reason in waiting.fit.reasons
+        reason.about is ReasonSubject.OTHER for reason in waiting.fit.reasons
     ):
         since = f"kube-scheduler since: {waiting.message[:_LONGEST]}"
         yield from _filtered(snapshot, installation, event, waiting.workload, waiting.names, since)

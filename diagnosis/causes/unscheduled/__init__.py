@@ -278,7 +278,7 @@ def _quoted(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 
 def _by_reasons(waiting: Waiting, subjects: Iterable[ReasonSubject]) -> Iterator[FoundCause]:
     for reason in waiting.reasons(*subjects):
-        cause = _BY_REASON[reason.says]
+        cause = _BY_REASON[reason.about]
         selector = refused.requirements(waiting.spec) if cause is refused.UNMATCHED else ()
         yield waiting.found(cause, waiting.quote(reason), *selector, certainty=Certainty.LIKELY)
 

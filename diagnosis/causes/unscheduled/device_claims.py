@@ -185,9 +185,9 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 
 def _by_reason(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason, creation: Sequence[str]) -> FoundCause:
     evidence = (f"the scheduler: {reason.text}", *creation)
-    if reason.says is ReasonSubject.CLASS_MISSING:
+    if reason.about is ReasonSubject.CLASS_MISSING:
         return waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{reason.what}", certainty=Certainty.LIKELY)
-    if reason.says is ReasonSubject.CLAIM_MISSING:
+    if reason.about is ReasonSubject.CLAIM_MISSING:
         where = subject("ResourceClaim", waiting.namespace, reason.what) if reason.what else ""
         return waiting.found(NO_CLAIM, *evidence, subject=where, certainty=Certainty.LIKELY)
     if not snapshot.sees(_RULES):

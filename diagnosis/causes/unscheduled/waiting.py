@@ -74,9 +74,9 @@ class Waiting(Struct, frozen=True):
         plain = {name: value for name, value in self.asked.items() if name in HOST or name.startswith("hugepages-")}
         return self.devices | plain
 
-    def reasons(self, *says: ReasonSubject) -> tuple[UnfitReason, ...]:
+    def reasons(self, *about: ReasonSubject) -> tuple[UnfitReason, ...]:
         """Return the scheduler's reasons about these subjects; none if its text has another format."""
-        return self.fit.of(*says) if self.fit is not None else ()
+        return self.fit.of(*about) if self.fit is not None else ()
 
     def quote(self, reason: UnfitReason) -> str:
         """Return a reason of the scheduler as evidence, with its number of nodes."""
@@ -154,7 +154,7 @@ def group_subject(pod: Pod) -> str:
 
 def waits_for_group(message: str, fit: FitError | None) -> bool:
     """Whether the scheduler waits for other pods of a group."""
-    return bool(fit.of(ReasonSubject.GANG)) if fit is not None else reason_of(message).says is ReasonSubject.GANG
+    return bool(fit.of(ReasonSubject.GANG)) if fit is not None else reason_of(message).about is ReasonSubject.GANG
 
 
 def is_stuck(snapshot: Snapshot, pod: Pod) -> bool:
