@@ -85,6 +85,8 @@ class Node(ApiObject, frozen=True, dict=True):
     system: Annotated[str, At("status.nodeInfo.osImage")] = ""
     """Operating system, as `Ubuntu 22.04.5 LTS`."""
     handlers: Annotated[frozenset[str] | None, At("status.runtimeHandlers"), _handlers] = None
+    probed: Annotated[NodeRecord | None, At()] = None
+    """Record of a check that was run for this diagnosis; None if there was none."""
 
     @property
     def name(self) -> str:
@@ -92,8 +94,8 @@ class Node(ApiObject, frozen=True, dict=True):
 
     @cached_property
     def record(self) -> NodeRecord | None:
-        """Return the record of the node's agent; None if it has written none."""
-        return read_record(self.meta.annotations.get(RESULTS, ""))
+        """Return the record of that check, or of the node's agent; None if it has written none."""
+        return self.probed or read_record(self.meta.annotations.get(RESULTS, ""))
 
     @cached_property
     def hami(self) -> HamiNode:

@@ -213,7 +213,7 @@ class NodeProbes:
 def with_records(snapshot: Snapshot, answers: Mapping[str, NodeProbeAnswer]) -> Snapshot:
     """Return the snapshot with the records of the probed nodes."""
     records = {name: answer.record for name, answer in answers.items() if answer.record is not None}
-    nodes = (replace(node, record=records.get(node.name, node.record)) for node in snapshot.nodes)
+    nodes = (replace(node, probed=records.get(node.name)) for node in snapshot.nodes)
     return replace(snapshot, nodes=tuple(nodes))
 
 
