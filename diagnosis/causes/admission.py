@@ -170,8 +170,10 @@ def find_runtime_class(
     name = refusal.name if refusal is not None else incomplete.spec.runtime_class
     exists = any(each.meta.name == name for each in snapshot.runtime_classes)
     if name and not exists and (refusal is not None or snapshot.sees("RuntimeClass")):
-        message = refusal.text if refusal is not None else f"names runtimeClassName {name}"
-        yield missing_class(snapshot, name, f"{incomplete.workload.subject}: {message}", incomplete.top)
+        made = incomplete.workload
+        numbers = f" names runtimeClassName {name}, and has {made.made or 0} of {made.wanted or 1} pods"
+        message = f": {refusal.text}" if refusal is not None else numbers
+        yield missing_class(snapshot, name, f"{made.subject}{message}", incomplete.top)
 
 
 def find_limit_range(snapshot: Snapshot, incomplete: IncompleteWorkload, refusal: Refusal) -> Iterator[FoundCause]:

@@ -19,6 +19,8 @@ from diagnosis.snapshot.grouping import grouped
 _Item = TypeVar("_Item")
 SAVED_STATE = "saved state"
 """Pseudo-kind for damaged parts of a saved state."""
+EVERYTHING = "everything about it"
+"""Hidden part of an object that could not be read; the other objects of its kind are visible."""
 MOST_EVIDENCE = 12
 """Maximum pieces of evidence for one cause; for the same fault on 5,000 nodes, the rest is counted."""
 
@@ -57,7 +59,7 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
     """
     found: list[FoundCause] = []
     unseen = [Unchecked(SAVED_STATE, why, "everything in it") for why in snapshot.unread]
-    unseen += (Unchecked(one.kind, f"{one.subject}: {one.reason}", "everything about it") for one in snapshot.invalid)
+    unseen += (Unchecked(one.kind, f"{one.subject}: {one.reason}", EVERYTHING) for one in snapshot.invalid)
     for search in searches:
         if search.concerns is not None and not search.concerns(snapshot):
             continue

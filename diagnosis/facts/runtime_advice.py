@@ -221,9 +221,10 @@ def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None)
 
 def _by_hand(node: Node | None, config: str) -> str:
     """Return the steps that install NVIDIA's handler on the node without the GPU operator."""
-    distribution = _distribution(node) if node is not None else ""
     versions = node.runtime if node is not None else ""
     kind = next((kind for sign, kind in _KINDS if versions.startswith(sign)), CONTAINERD)
+    # Distributions bring and configure only their own containerd, not CRI-O or Docker beside it.
+    distribution = _distribution(node) if node is not None and kind == CONTAINERD else ""
     # Canonical Kubernetes has the standard file unless the cluster sets containerd-base-dir.
     layout = layout_of(distribution) if distribution != K8S_SNAP else None
     units = _UNITS.get(distribution)

@@ -26,7 +26,7 @@ from diagnosis.answers.target import (
     touches,
 )
 from diagnosis.causes import HAMI_CAUSES, OF_WORKLOADS
-from diagnosis.causes.diagnose import Diagnosis, diagnose
+from diagnosis.causes.diagnose import EVERYTHING, Diagnosis, diagnose
 from diagnosis.causes.ended_jobs import ENDS
 from diagnosis.facts.commands import command
 from diagnosis.facts.components import ComponentRow, component_table
@@ -69,7 +69,8 @@ class Report(Struct, frozen=True):
         """Return the sentence for a report without causes."""
         unseen = [unchecked.kind for unchecked in self.diagnosis.unseen]
         if self.unexplained:
-            lacking = " and ".join(f"{kind}s" for kind in _EXPLAIN if kind in unseen)
+            whole = {unchecked.kind for unchecked in self.diagnosis.unseen if unchecked.hides != EVERYTHING}
+            lacking = " and ".join(f"{kind}s" for kind in _EXPLAIN if kind in whole)
             return f"It is unknown what keeps {named(self.unexplained, _MOST)} from running: {lacking} are not visible."
         if any(not chain.is_whole for chain in self.chains):
             return "No cause was found" + (" in the visible part of the cluster." if unseen else ".")
@@ -144,6 +145,7 @@ def _without_other_ends(diagnosis: Diagnosis, target: Target) -> Diagnosis:
 
 def _unexplained(diagnosis: Diagnosis, pods: Iterable[Pod]) -> tuple[str, ...]:
     """Return the pods that do not run, if there is no cause, and parts that may show it are not visible."""
-    if diagnosis.problems or not any(unchecked.kind in _EXPLAIN for unchecked in diagnosis.unseen):
+    hidden = {unchecked.kind for unchecked in diagnosis.unseen if unchecked.hides != EVERYTHING}
+    if diagnosis.problems or hidden.isdisjoint(_EXPLAIN):
         return ()
     return tuple(pod.subject for pod in pods if pod.phase in ("Pending", "Failed") or is_stuck(pod))

@@ -16,6 +16,7 @@ from healthcheck.text.boundary import (
     Moment,
     by_name,
     document,
+    each,
     entries,
     flag,
     items,
@@ -104,8 +105,8 @@ def _service(value: object) -> str | None:
 def _is_on_pods(rules: object) -> bool:
     """Return whether one of the rules is about the creation of pods."""
     return any(
-        not {"pods", "*", "*/*"}.isdisjoint(entries(value_at(rule, "resources")))
-        and not {"CREATE", "*"}.isdisjoint(entries(value_at(rule, "operations")))
+        not {"pods", "*", "*/*"}.isdisjoint(each(text, value_at(rule, "resources")))
+        and not {"CREATE", "*"}.isdisjoint(each(text, value_at(rule, "operations")))
         for rule in entries(rules)
     )
 

@@ -12,7 +12,20 @@ from msgspec import Struct, field
 
 from diagnosis.snapshot.hami_pod import CardOptions, ContainerShare, PodGrant, read_card_options, read_grant
 from diagnosis.snapshot.meta import ApiObject, read_object
-from healthcheck.text.boundary import At, Moment, Text, by_name, each, entries, is_there, names, read, text, value_at
+from healthcheck.text.boundary import (
+    At,
+    Moment,
+    Text,
+    by_name,
+    each,
+    entries,
+    is_there,
+    names,
+    read,
+    text,
+    text_or_none,
+    value_at,
+)
 
 VISIBLE_DEVICES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _DEVICES = re.compile(r"(?:all|none|void|no|-1|(?:\d{1,3}|(?:GPU|MIG)-[0-9a-zA-Z/-]{1,60})(?:,|\Z))*\Z", re.ASCII)
@@ -94,7 +107,7 @@ class Toleration(Struct, frozen=True):
     """Toleration of a pod."""
 
     key: str = ""
-    operator: str = "Equal"
+    operator: Annotated[str, text_or_none] = "Equal"
     value: str = ""
     effect: str = ""
 

@@ -12,7 +12,7 @@ from msgspec import field
 
 from diagnosis.snapshot.meta import ApiObject, S, read_object
 from diagnosis.snapshot.pods import Conditions, PodSpec, condition_in
-from healthcheck.text.boundary import At, entries, read, text, value_at, whole
+from healthcheck.text.boundary import At, entries, read, text, text_or_none, value_at, whole
 
 _VOLCANO, _NATIVE = "scheduling.volcano.sh/", "scheduling.k8s.io"
 _SHAPES = {"PodGroup": ("schedulingPolicy",), "Workload": ("podGroups", "podGroupTemplates")}
@@ -60,7 +60,7 @@ class PodGroup(ApiObject, frozen=True):
     """
 
     phase: Annotated[str, At("status.phase")] = ""
-    queue: Annotated[str, At("spec.queue")] = "default"
+    queue: Annotated[str, At("spec.queue"), text_or_none] = "default"
     least: Annotated[Mapping[str, str], At("spec.minResources")] = field(default_factory=dict)
     conditions: Conditions = ()
 

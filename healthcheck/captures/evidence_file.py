@@ -31,8 +31,10 @@ from healthcheck.text import strict_json
 from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, LATEST, held
 
-SCHEMA = 1
-"""Version of the format. It is raised if older programs would misread the file.
+SCHEMA = 2
+"""Version of the format. 1, of 0.3.0, lists the parts of a container runtime's report by handler.
+
+It is raised if older programs would misread the file.
 
 It stays if a key is added, or if a key with a default is removed.
 """
@@ -155,8 +157,8 @@ def read(raw: bytes) -> EvidenceCycle:
         raise EvidenceError(str(error)) from error
     if not isinstance(document, dict) or document.get("format") != EVIDENCE_FORMAT:
         raise EvidenceError(f'not an evidence file: it does not begin with "format": "{EVIDENCE_FORMAT}"')
-    if document.get("schema") != SCHEMA or isinstance(document["schema"], bool):
-        raise EvidenceError(f"schema {str(document.get('schema'))[:40]}; this version reads {SCHEMA}")
+    if document.get("schema") not in (1, SCHEMA) or isinstance(document["schema"], bool):
+        raise EvidenceError(f"schema {str(document.get('schema'))[:40]}; this version reads 1 and {SCHEMA}")
     file: _File = from_plain(_File, document)
     before = _evidence(file.before, "before") if file.before else None
     return EvidenceCycle(
@@ -255,11 +257,32 @@ def _with_kinds(facts: Any) -> Any:
     if not isinstance(facts, dict):
         return facts
     typed = {key: _with_kinds(value) for key, value in facts.items()}
-    answer = typed.get("answer")
+    live, answer = typed.get("live"), typed.get("answer")
+    if isinstance(live, dict) and isinstance(live.get("handlers"), list):
+        typed["live"] = {**live, "configuration": _configuration_of(live)}
     if isinstance(answer, dict) and "type" not in answer:
         kind = next((kind for key, kind in _KINDS.items() if key in answer), None)
         typed["answer"] = {"type": kind, **answer} if kind else answer
     return typed
+
+
+def _configuration_of(live: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration in a runtime's report of schema 1. Raises EvidenceError."""
+    try:
+        types, binaries, drivers = (dict(live.get(key) or ()) for key in ("types", "binaries", "systemd_cgroups"))
+        handlers = [
+            {
+                "name": name,
+                "runtime_type": types.get(name, ""),
+                "binary": binaries.get(name, ""),
+                "systemd_cgroup": drivers.get(name),
+            }
+            for name in live["handlers"]
+        ]
+    except (TypeError, ValueError) as error:
+        raise EvidenceError(f"live: {error}") from error
+    kept = {key: live[key] for key in ("default", "cdi", "cdi_folders") if live.get(key) is not None}
+    return {"handlers": handlers, **kept}
 
 
 def _checks_named(names: tuple[str, ...]) -> Iterator[Check]:

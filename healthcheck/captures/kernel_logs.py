@@ -212,10 +212,10 @@ class LineReader:
             return
         self.is_prefixed = True
         self.recognised = self.recognised or line.kernel
-        self.host = line.host or self.host
         if line.refused:
             self.passed_over.refused += counts
             return
+        self.host = line.host or self.host
         written_at = self.written_at(line)
         if not line.kernel:
             self.passed_over.quoted += counts
@@ -259,7 +259,7 @@ class KernelLogReader(LineReader):
         self._began: datetime | None = None
         self._is_of_a_syslog = False
         """Whether the last prefix has a date and a host. No line then begins with text of a message."""
-        self._last_time = 0.0
+        self._last_stamp = Stamp()
         self._steps_back = self._steps_forward = 0
         self._lines: list[Line] = []
         self._records_in_boot = 0
@@ -268,7 +268,7 @@ class KernelLogReader(LineReader):
     def read(self, name: str, blocks: Iterable[bytes]) -> Iterator[BootRecords]:
         """Yield the records of the next file. Raises CaptureError for a file with its newest line first."""
         self.name, self.is_prefixed, self.recognised, self._is_of_a_syslog = name, False, False, False
-        self._last_time, self._steps_back, self._steps_forward = 0.0, 0, 0
+        self._last_stamp, self._steps_back, self._steps_forward = Stamp(), 0, 0
         for number, raw in relevant_lines(blocks, (*MARKS, *_BOOT_MARKS), lambda: self.recognised):
             self.parse(number, raw)
             while self._ready:
@@ -288,11 +288,15 @@ class KernelLogReader(LineReader):
         return written_at
 
     def _count_step(self, stamp: Stamp) -> None:
-        time = stamp.wall.timestamp() if stamp.wall is not None else stamp.monotonic
-        if time is not None:
-            self._steps_forward += time > self._last_time
-            self._steps_back += time < self._last_time
-            self._last_time = time
+        """Count whether the time went back or forward since the last line with a stamp of the same clock."""
+        seconds, last = 0.0, self._last_stamp
+        if stamp.wall is not None and last.wall is not None:
+            seconds = (stamp.wall - last.wall).total_seconds()
+        elif stamp.monotonic is not None and last.monotonic is not None:
+            seconds = stamp.monotonic - last.monotonic
+        self._steps_forward += seconds > 0
+        self._steps_back += seconds < 0
+        self._last_stamp = stamp
 
     def take_unprefixed(self, number: int, text: str, *, counts: bool) -> None:
         journal = _JOURNAL_BOOT.match(text.rstrip())

@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import tenacity
 from msgspec import Struct
 
 from healthcheck.host.command import ChildError, MissedDeadline, Program, ProgramEnd, StoppedOnRequest
 from healthcheck.host.opening import want_folder
 from healthcheck.model import Shortage, Unobserved, UnobservedCause
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 
 class Measured(Struct, frozen=True, tag=True):
@@ -164,6 +166,8 @@ class DeviceLoopback(ABC):
 
     def _connect(self, client: Program, argv: Sequence[str], serving: Future[ProgramEnd]) -> ProgramEnd:
         """Run the client. If it starts before the server listens, run it again."""
+        import tenacity  # noqa: PLC0415 - a check without a loopback run does not need it
+
         again = tenacity.Retrying(
             retry=tenacity.retry_if_result(lambda ended: self.refused(ended) and not serving.done()),
             wait=tenacity.wait_fixed(_ASKED_AGAIN_SECONDS),
@@ -191,7 +195,7 @@ def free_port() -> int:
         return port
 
 
-def _last_result(state: tenacity.RetryCallState) -> ProgramEnd:
+def _last_result(state: RetryCallState) -> ProgramEnd:
     assert state.outcome is not None
     ended: ProgramEnd = state.outcome.result()
     return ended

@@ -226,6 +226,11 @@ def text(value: object, longest: int = LONGEST_NAME) -> str:
     return printable(value, longest)
 
 
+def text_or_none(value: object) -> str | None:
+    """Return a text; None, for the default, if it is empty."""
+    return text(value) or None
+
+
 def message(value: object) -> str:
     """Return a text for people on one line."""
     return text(value, LONGEST_MESSAGE)

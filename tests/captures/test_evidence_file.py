@@ -19,6 +19,13 @@ from healthcheck.checks import CHECKS
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Evidence, Probe, Severity, Threshold, Unobserved, UnobservedCause
 from healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
+from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from healthcheck.probes.container_runtime.facts import (
+    ContainerRuntime,
+    Handler,
+    Live,
+    RuntimeConfiguration,
+)
 from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmReading
 from healthcheck.probes.dcgm.diag_answer import DiagAnswer
 from healthcheck.probes.efa.infiniband import RDMA
@@ -90,6 +97,39 @@ def saved_and_read(tmp_path: Path, cycle: EvidenceCycle) -> EvidenceCycle:
 
 def facts(evidence: Evidence) -> dict[str, Any]:
     return {probe.name: evidence.unread(probe) or evidence[probe] for probe in evidence.probes}
+
+
+REPORT_OF_0_3_0: dict[str, Any] = {
+    "name": "containerd",
+    "version": "1.7.20",
+    "handlers": ["runc", "nvidia"],
+    "binaries": [["nvidia", "/usr/bin/nvidia-container-runtime"]],
+    "systemd_cgroups": [["runc", True]],
+    "default": "runc",
+    "cdi": False,
+}
+
+
+def test_runtime_report_of_0_3_0_is_read_with_its_handlers(tmp_path: Path) -> None:
+    cycle = look(evidence=Evidence({CONTAINER_RUNTIME: ContainerRuntime("/c", live=Live())}, 1.0))
+    document = text_of(tmp_path, cycle) | {"schema": 1}
+    document["look"]["probes"]["container-runtime"]["facts"]["live"] = REPORT_OF_0_3_0
+
+    read = evidence_file.read(json.dumps(document).encode()).evidence[CONTAINER_RUNTIME]
+
+    handlers = (Handler("runc", systemd_cgroup=True), Handler("nvidia", binary="/usr/bin/nvidia-container-runtime"))
+    assert read.live is not None
+    assert read.live.configuration == RuntimeConfiguration(handlers, default="runc", cdi=False)
+
+
+@pytest.mark.parametrize("handlers", [[["runc"]], [7, None]])
+def test_malformed_runtime_report_of_0_3_0_is_an_error(tmp_path: Path, handlers: object) -> None:
+    cycle = look(evidence=Evidence({CONTAINER_RUNTIME: ContainerRuntime("/c", live=Live())}, 1.0))
+    document = text_of(tmp_path, cycle) | {"schema": 1}
+    document["look"]["probes"]["container-runtime"]["facts"]["live"] = {"handlers": handlers}
+
+    with pytest.raises(evidence_file.EvidenceError):
+        evidence_file.read(json.dumps(document).encode())
 
 
 def test_cycle_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -231,10 +271,10 @@ def changed(document: dict[str, Any], *path: Any, to: Any) -> bytes:
     ("path", "value", "why"),
     [
         (["format"], "a diary", 'not an evidence file: it does not begin with "format": "gpu-healthcheck evidence"'),
-        (["schema"], 2, "schema 2; this version reads 1"),
-        (["schema"], 0, "schema 0; this version reads 1"),
-        (["schema"], True, "schema True; this version reads 1"),
-        (["schema"], None, "schema None; this version reads 1"),
+        (["schema"], 3, "schema 3; this version reads 1 and 2"),
+        (["schema"], 0, "schema 0; this version reads 1 and 2"),
+        (["schema"], True, "schema True; this version reads 1 and 2"),
+        (["schema"], None, "schema None; this version reads 1 and 2"),
         (["wall"], "yesterday", "wall: Invalid RFC3339 encoded datetime"),
         (["wall"], "2026-11-21T01:02:03", "wall: Expected datetime with a timezone component"),
         (["wall"], "0001-01-01T00:00:00+14:00", "wall: only the years from 1970 to 9998 are supported"),

@@ -6,7 +6,7 @@ import pytest
 
 from diagnosis.model import Certainty
 from tests.diagnosis.states import GPU, Object, ago, consequences, event, judged, node, obj, results
-from tests.diagnosis.test_unscheduled import SHORT, runs, waits
+from tests.diagnosis.test_unscheduled import CLASS, SHORT, claimed, devices, runs, taken, waits
 
 POOL, JOB = "nodepool/gpu", "job/team/train"
 NO_CAPACITY = (
@@ -67,6 +67,12 @@ def test_node_that_never_joins_is_the_cause_of_full_nodes(
     assert results(diagnosis) == [(cause, subject)]
     assert diagnosis.problems[0].found.certainty is certainty
     assert consequences(diagnosis.problems[0]) == [("GpusAllInUse", f"resource/{GPU}")]
+
+
+def test_node_that_never_joins_is_reported_also_for_a_pod_with_claims() -> None:
+    state = [node("a", None), *claimed(age=50), devices("gpu-0"), taken("gpu-0"), triggered()]
+
+    assert set(results(judged(*state))) == {("InsufficientCapacity", JOB), ("DevicesAllAllocated", CLASS)}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from diagnosis.snapshot import KINDS, Builder, InvalidObject
 from diagnosis.snapshot.nodes import read_node
 from diagnosis.snapshot.pods import OTHER_VALUE, read_pod, shown_value
 from healthcheck.text.boundary import LONGEST_NAME
-from tests.diagnosis.states import NOW, container, node, pod, snapshot
+from tests.diagnosis.states import NOW, container, node, obj, pod, snapshot
 
 _ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -50,6 +50,21 @@ def test_an_object_with_a_value_of_the_wrong_type_is_named_and_the_others_stay()
     reason = "spec: nodeName: expected a text, not a number"
     assert state.invalid == (InvalidObject("Pod", r"pod/team/wrong\x1b", reason),)
     assert ("Pod", rf"pod/team/wrong\x1b: {reason}") in [(row.kind, row.why) for row in diagnose(state).unseen]
+
+
+@pytest.mark.parametrize("entry", [{}, [], 7])
+def test_webhook_rule_with_a_value_of_the_wrong_type_is_named(entry: object) -> None:
+    rules = [{"resources": [entry], "operations": ["CREATE"]}]
+    state = snapshot(obj("MutatingWebhookConfiguration", "hook", webhooks=[{"name": "a", "rules": rules}]))
+    assert state.webhooks == ()
+    assert [one.subject for one in state.invalid] == ["mutatingwebhookconfiguration/hook"]
+
+
+def test_empty_text_reads_as_the_default_of_the_api() -> None:
+    tolerant = pod("x", spec={"tolerations": [{"key": "a", "operator": "", "value": "b"}]})
+    state = snapshot(obj("PodGroup", "g", "team", spec={"queue": ""}, status={"phase": "Pending"}), tolerant)
+    assert [group.queue for group in state.pod_groups] == ["default"]
+    assert state.pods[0].spec.tolerations[0].operator == "Equal"
 
 
 def test_texts_of_an_object_are_printable_and_bounded() -> None:

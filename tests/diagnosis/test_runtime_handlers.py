@@ -192,6 +192,13 @@ BY_HAND: list[tuple[str, Object, str]] = [
             "systemctl restart crio`"
         ),
     ),
+    (
+        *("CRI-O beside k3s", {"runtime": "cri-o://1.33.1", "kubelet": "v1.33.4+k3s1"}),
+        (
+            "`nvidia-ctk runtime configure --runtime=crio --drop-in-config=/etc/crio/crio.conf.d/99-nvidia.toml && "
+            "systemctl restart crio`"
+        ),
+    ),
     ("RKE2's server", {"kubelet": "v1.33.4+rke2r1", "labels": SERVER}, "`systemctl restart rke2-server`"),
     ("Bottlerocket", {"runtime": "containerd://2.1.4+bottlerocket"}, "`aws-k8s-1.33-nvidia`"),
     ("Talos", {"system": "Talos (v1.11.0)"}, "nvidia-container-toolkit-production"),

@@ -80,10 +80,10 @@ def test_the_kubelets_own_is_named_with_what_it_has_loaded(agent: Stage) -> None
 def test_the_processes_by_which_it_is_known_are_the_nodes_own(agent: Stage) -> None:
     pids = agent.on_node("pidof containerd; pidof kubelet").split()
 
-    message = _check(agent, "-v").stdout
+    evidence = "".join(_check(agent, "-v").stdout.split())
 
-    assert f"held by containerd (pid {pids[0]})" in message
-    assert f"kubelet (pid {pids[1]})" in message
+    assert f"pid={pids[0]}," in evidence
+    assert f"Kubelet(name='kubelet',pid={pids[1]}," in evidence
 
 
 def test_its_row_is_in_the_record(agent: Stage) -> None:

@@ -287,7 +287,7 @@ def _by_cards(snapshot: Snapshot, workload: _RefusedWorkload, request: CardReque
         return
     code, named_causes = _main_code(workload), workload.named_causes
     cause, certainty, differs = _CAUSES[code.value], Certainty.PROVEN, ""
-    if named_causes and cause not in named_causes:
+    if named_causes and cause not in named_causes and not _is_never_met(workload, request, cause):
         cause, certainty, reported = named_causes[0], Certainty.LIKELY, ", ".join(workload.named_codes)
         differs = (
             f"HAMi reports {reported}, but these objects show {code.value}: its state is older, or its rules differ"
@@ -336,13 +336,23 @@ def _requested(request: CardRequest) -> str:
     return f"a container requests {cards} with {', '.join(parts)}{' each' * (request.cards > 1)}"
 
 
+def _is_never_met(workload: _RefusedWorkload, request: CardRequest, cause: Cause) -> bool:
+    """Whether the request exceeds the total of each card: HAMi's message about free amounts does not end that."""
+    cards = [card for node, _ in workload.registered for card in node.hami.cards]
+    return bool(cards) and (
+        (cause is MEMORY and all(request.memory_of(card.memory) > card.memory for card in cards))
+        or (cause is CORES and all(request.cores > card.cores for card in cards))
+    )
+
+
 def _cards_by_node(snapshot: Snapshot, workload: _RefusedWorkload) -> Iterator[str]:
     """Yield the cards of each node with their verdicts."""
     for node, verdict in workload.registered[:_MOST_NODES]:
         usages = {usage.card.uuid: usage for usage in cards_of(snapshot)[node.name]}
         cards = "; ".join(_card(card, usages[card.uuid]) for card in verdict.cards[:_MOST_CARDS])
         more = f"; and {len(verdict.cards) - _MOST_CARDS} more" if len(verdict.cards) > _MOST_CARDS else ""
-        yield f"{node.subject}: {cards}{more}"
+        numa = "; no NUMA node has enough of them" if verdict.code is Code.NUMA else ""
+        yield f"{node.subject}: {cards}{more}{numa}"
     if len(workload.registered) > _MOST_NODES:
         yield f"and {counted(len(workload.registered) - _MOST_NODES, 'more node')}"
     yield from _unregistered(snapshot, workload)

@@ -86,9 +86,12 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the causes for pods that a scheduler has judged and refused."""
     nodes = node_uses(snapshot) if snapshot.sees("Node") else ()
     shapes = grouped((waiting.shape, waiting) for waiting in unschedulable(snapshot)).values()
-    most = _MOST_PAIRS // max(len(nodes), len(device_claims.published_devices(snapshot)), 1)
-    for number, alike in enumerate(shapes):
-        yield from _explain(snapshot, alike, nodes, compares=number < most)
+    left, devices = _MOST_PAIRS, len(device_claims.published_devices(snapshot))
+    for alike in shapes:
+        pairs = max(len(nodes), device_claims.open_requests(snapshot, alike) * devices, 1)
+        compares = pairs <= left
+        left -= pairs if compares else 0
+        yield from _explain(snapshot, alike, nodes, compares=compares)
 
 
 def _explain(
@@ -99,7 +102,9 @@ def _explain(
     for waiting in every:
         obstacles = list(_before_nodes(snapshot, waiting, compares=compares))
         yield from obstacles
-        if not obstacles and not waiting.reasons(*_BEFORE_NODES) and not schedulers.is_error(waiting):
+        if obstacles:
+            yield from autoscaling.find_no_node(snapshot, waiting)
+        elif not waiting.reasons(*_BEFORE_NODES) and not schedulers.is_error(waiting):
             alike.append(waiting)
     if not alike or (compares and _is_room_coming(snapshot, alike, nodes)):
         return

@@ -166,13 +166,25 @@ def find_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield why no devices are allocated for the claims of the pods; nothing if the objects show no reason."""
     if snapshot.sees(*_CLAIM_KINDS):
         yield from _missing(snapshot, waiting)
+    for claim in _open_claims(snapshot, waiting):
+        for request in claim.requests:
+            yield from _unmet_request(snapshot, waiting, claim.meta.subject, request)
+
+
+def open_requests(snapshot: Snapshot, alike: Iterable[Waiting]) -> int:
+    """Return how many requests `find_claims` compares with all devices for these pods."""
+    claims = (claim for waiting in alike if is_about_claims(waiting) for claim in _open_claims(snapshot, waiting))
+    return sum(len(claim.requests) for claim in claims)
+
+
+def _open_claims(snapshot: Snapshot, waiting: Waiting) -> Iterator[ResourceClaim]:
+    """Yield the claims of the first pod that have no devices."""
     pod, claims = waiting.pods[0], snapshot.claim
     for name, source in pod.spec.claims.items():
         names = ((waiting.namespace, each) for each in (pod.claim_names.get(name, ""), source))
         claim = next((claims[each] for each in names if each in claims), None)
         if claim is not None and not claim.devices:
-            for request in claim.requests:
-                yield from _unmet_request(snapshot, waiting, claim.meta.subject, request)
+            yield claim
 
 
 def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:

@@ -86,7 +86,9 @@ def find_untried(snapshot: Snapshot) -> Iterator[FoundCause]:
             yield refused_group
         else:
             pods_of_scheduler.setdefault(pod.spec.scheduler or _DEFAULT, []).append(pod)
-    for name, pods in islice(sorted(pods_of_scheduler.items()), _MOST_SCHEDULERS):
+    # Those of most namespaces come first: the names that one tenant makes up do not displace those of others.
+    order = sorted(pods_of_scheduler.items(), key=lambda item: (-len({pod.meta.namespace for pod in item[1]}), item[0]))
+    for name, pods in islice(order, _MOST_SCHEDULERS):
         yield from _not_there(snapshot, name, pods)
 
 

@@ -158,13 +158,19 @@ def test_evidence_has_the_amounts_of_each_card() -> None:
 
 
 def test_reason_of_hami_outranks_that_of_the_cards() -> None:
-    waiting = filtered("1 nodes CardTimeSlicingExhausted(a)", waiting=waits(asking(1, 40000)))
-    [problem] = judged(*hami(A), *waiting).problems
+    waiting = filtered("1 nodes CardTimeSlicingExhausted(a)", waiting=waits(asking(1, 8000)))
+    [problem] = judged(*hami(A), *FULL, *waiting).problems
     assert (problem.found.cause.name, problem.found.certainty) == ("HamiCardSlotsTaken", Certainty.LIKELY)
     assert any(
         "CardTimeSlicingExhausted, but these objects show CardInsufficientMemory" in text
         for text in problem.found.evidence
     )
+
+
+def test_request_above_the_total_of_each_card_outranks_hamis_reason() -> None:
+    waiting = filtered("1 nodes CardTimeSlicingExhausted(a)", waiting=waits(asking(1, 40000)))
+    [problem] = judged(*hami(A), *waiting).problems
+    assert (problem.found.cause.name, problem.found.certainty) == ("HamiCardMemoryShort", Certainty.PROVEN)
 
 
 @pytest.mark.parametrize(
