@@ -43,6 +43,7 @@ RUN_BY = {
     r"gpu-healthcheck reset \S+": "tests/cli/test_reset.py",
     r"gpu-healthcheck reset \S+ --reboot": "tests/cli/test_reset_reboot.py",
     r"kubectl (drain \* \* --delete-emptydir-data|patch \* \* --type=merge).*": "tests/cli/test_evicted_jobs.py",
+    r"kubectl (create -f \*|delete pods \*|patch --local .*)": "tests/diagnosis/test_safe_steps.py",
     r"kubectl create clusterrolebinding \* .*": "tests/diagnosis/test_live.py",
     r"kubectl delete mutatingadmissionpolicybindings,\S+ -l \*": "tests/cluster/test_uninstall.py",
 }
@@ -60,7 +61,6 @@ CHANGES = {
     "delete pod": "-n work delete pod named --wait=false",
     "delete pod *": "-n work delete pod stuck --wait=false",
     "delete pod * --force --grace-period=0": "-n work delete pod forced --force --grace-period=0",
-    "delete pods --field-selector=status.phase=Failed": "-n work delete pods --field-selector=status.phase=Failed",
     "drain * --ignore-daemonsets --delete-emptydir-data": "drain other --ignore-daemonsets --delete-emptydir-data",
     "label --overwrite namespace * *=privileged": "label --overwrite namespace work x.example/enforce=privileged",
     "label namespace gpu-healthcheck pod-security.kubernetes.io/enforce=privileged --overwrite": (

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.hami.denials import NODE_NAMED, PLUGIN_FILES
 from diagnosis.causes.hami.webhook import NOT_SEEN
-from diagnosis.facts.commands import command, pods_on
+from diagnosis.facts.commands import pods_on
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
 from diagnosis.facts.placement import selects
+from diagnosis.facts.safe_steps import make_again
 from diagnosis.facts.symptoms import (
     Recognised,
     RecognisedPod,
@@ -27,7 +28,6 @@ from diagnosis.facts.symptoms import (
 )
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, TextSource, rejecting
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
@@ -174,7 +174,6 @@ ALLOCATION = (
     *(TOO_FEW, GPU_LOST, UNKNOWN_DEVICE, PLUGIN_FAILED),
 )
 """Causes by `status.message` with the reason UnexpectedAdmissionError. The last one matches all other texts."""
-_MOST_DELETED = 5
 
 
 def find_rejected(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -224,7 +223,7 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[RecognisedPod]) ->
     evidence += _of_node(snapshot, node, pods)
     evidence += _of_room(snapshot, first) if cause is OVERBOOKED else ()
     evidence += _of_selector(node, pods) if cause is WRONG_NODE else ()
-    remedy = (*_look(cause, first.pod), cause.remedy, *_delete(pods))
+    remedy = (*_look(cause, first.pod), cause.remedy, *make_again(snapshot, pods))
     certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
     because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else ()
     return FoundCause(cause, subject, tuple(evidence), remedy, tuple(pod.subject for pod in pods), certainty, because)
@@ -280,19 +279,6 @@ def _look(cause: Cause, pod: Pod) -> Iterator[str]:
     if cause in (SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, OVERBOOKED, TOPOLOGY, NOT_SEEN, NODE_NAMED):
         return
     yield f"Check the device plugin pod on the node, and its log: {pods_on(pod.spec.node)}"
-
-
-def _delete(pods: list[Pod]) -> Iterator[str]:
-    """Yield commands that delete the rejected pods.
-
-    Their controllers may have made others already; the rejected ones are only left over.
-    """
-    for namespace, names in sorted(grouped((pod.meta.namespace, pod.meta.name) for pod in pods).items()):
-        if len(names) <= _MOST_DELETED:
-            gone = command("kubectl", "-n", namespace, "delete", "pod", *names)
-        else:
-            gone = command("kubectl", "-n", namespace, "delete", "pods", "--field-selector=status.phase=Failed")
-        yield f"Then delete the Failed pods: {gone}"
 
 
 CAUSES = (

@@ -1,0 +1,108 @@
+"""Steps that make pods again and keep new ones off a faulty node, and that change nothing beside. Pure."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import shlex
+from collections.abc import Iterator, Sequence
+
+from diagnosis.facts.commands import command
+from diagnosis.facts.quantity import counted
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
+from diagnosis.snapshot.pods import Pod, condition_in
+
+_MOST_NAMES, _MOST_OBJECTS = 20, 4
+_FAILED = ("Failed", "FailureTarget")
+"""Conditions of a Job, JobSet or Kubeflow job that creates no more pods."""
+_UNBOUND = {"spec": {"nodeName": None}}
+"""Patch of a saved pod: with its node's name, the scheduler would not choose one."""
+_GENERATED = ("controller-uid", "batch.kubernetes.io/controller-uid", "job-name", "batch.kubernetes.io/job-name")
+_JOB = {"spec": {"selector": None, "template": {"metadata": {"labels": dict.fromkeys(_GENERATED)}}}}
+"""Patch of a saved Job: the API server generates its selector and these labels, and refuses those of another Job."""
+
+
+def keep_off(snapshot: Snapshot, node: str) -> Iterator[str]:
+    """Yield the first step on a node whose GPU is lost, unless new pods are kept off already."""
+    known = snapshot.by_node.get(node)
+    if node and not (known is not None and (known.cordoned or known.withheld)):
+        yield f"First keep new pods off the node: {command('kubectl', 'cordon', node)}"
+
+
+def let_in(snapshot: Snapshot, node: str) -> Iterator[str]:
+    """Yield the last step on a node that `keep_off` has cordoned."""
+    if any(keep_off(snapshot, node)):
+        yield f"When the node's GPUs are healthy, let pods start there again: {command('kubectl', 'uncordon', node)}"
+
+
+def make_again(snapshot: Snapshot, pods: Sequence[Pod]) -> Iterator[str]:
+    """Yield the steps after which workloads of pods that ended, or never started, have fresh ones.
+
+    `moving_pods` has the steps for pods that still work.
+    """
+    failed = {pod.subject: job for pod in pods if (job := _failed_job(snapshot, pod))}
+    live = [pod for pod in pods if pod.subject not in failed]
+    for (namespace, node), some in grouped(((pod.meta.namespace, pod.spec.node), pod) for pod in live).items():
+        bare = [pod.meta.name for pod in some if pod.meta.owner is None]
+        owned = [pod for pod in some if pod.meta.owner is not None]
+        if owned:
+            yield _delete(snapshot, namespace, node, owned)
+        if bare:
+            yield from _create_again(namespace, "pod", bare, "no controller creates it again", _UNBOUND)
+    for job in list(dict.fromkeys(failed.values()))[:_MOST_OBJECTS]:
+        kind, namespace, name = job.split("/")
+        why = "it has failed, and creates no more pods"
+        yield from _create_again(namespace, kind, [name], why, _JOB if kind == "job" else None)
+
+
+def _failed_job(snapshot: Snapshot, pod: Pod) -> str:
+    """Return the object that a person, or a CronJob, wrote for this pod if it has failed for good; else ''."""
+    above = [subject for subject in snapshot.line(pod.meta)[1:] if not subject.startswith("cronjob/")]
+    job = snapshot.workload.get(above[-1]) if above else None
+    return job.subject if job and any(condition_in(job.conditions, kind, "True") for kind in _FAILED) else ""
+
+
+def _delete(snapshot: Snapshot, namespace: str, node: str, pods: Sequence[Pod]) -> str:
+    """Return the step that deletes pods of controllers: by name, or many by a selector that takes no other pod."""
+    names = [pod.meta.name for pod in pods]
+    owners = {f"{pod.meta.owner.kind} {pod.meta.owner.name} replaces" for pod in pods if pod.meta.owner is not None}
+    makers = owners.pop() if len(owners) == 1 else "their controllers replace"
+    which = counted(len(names), "Failed pod" if all(map(_is_failed, pods)) else "pod")
+    selector = _selector(snapshot, namespace, node, pods) if len(names) > _MOST_NAMES else ()
+    by_name = command("kubectl", "-n", namespace, "delete", "pod", *names[:_MOST_NAMES])
+    delete = command("kubectl", "-n", namespace, "delete", "pods", *selector) if selector else by_name
+    return f"Delete {which}, which {makers}{'' if selector else _rest(names)}: {delete}"
+
+
+def _selector(snapshot: Snapshot, namespace: str, node: str, pods: Sequence[Pod]) -> tuple[str, ...]:
+    """Return options that select exactly these Failed pods among the visible ones; () if there are none."""
+    listed = {pod.subject for pod in pods}
+    there = [pod for pod in snapshot.pods_on.get(node, ()) if pod.meta.namespace == namespace and _is_failed(pod)]
+    fields = f"--field-selector=spec.nodeName={node},status.phase=Failed"
+    common = sorted(set.intersection(*(set(pod.meta.labels.items()) for pod in pods)))
+    for options in ((), *((label,) for label in common)) if node and snapshot.sees("Pod") else ():
+        if {pod.subject for pod in there if set(options) <= set(pod.meta.labels.items())} == listed:
+            return fields, *(f"--selector={key}={value}" for key, value in options)
+    return ()
+
+
+def _rest(names: Sequence[str]) -> str:
+    return f"; diagnose then names the other {len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
+
+
+def _is_failed(pod: Pod) -> bool:
+    return pod.phase == "Failed"
+
+
+def _create_again(namespace: str, kind: str, names: Sequence[str], why: str, patch: object) -> Iterator[str]:
+    """Yield the steps that save the manifests of objects, delete the objects, and create them anew."""
+    some = [*names[:_MOST_NAMES]]
+    file = shlex.quote(f"{posixpath.basename(some[0])}.yaml")
+    of_them = f"{kind} {some[0]}" if len(some) == 1 else f"{len(some)} pods"
+    save = shlex.join(("kubectl", "-n", namespace, "get", kind, *some, "-o", "yaml"))
+    delete = shlex.join(("kubectl", "-n", namespace, "delete", kind, *some))
+    patched = shlex.join(("kubectl", "patch", "--local", "--type=merge", "-o", "json", "-p", json.dumps(patch)))
+    create = f"{patched} -f {file} | kubectl create -f -" if patch is not None else f"kubectl create -f {file}"
+    yield f"Save the manifest of {of_them}: {why}. `{save} > {file}`"
+    yield f"Then delete and create from the file{_rest(names)}: `{delete} && {create}`"
