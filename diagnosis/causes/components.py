@@ -20,6 +20,7 @@ from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
 from diagnosis.facts.gpu_requests import asks_for_gpus
+from diagnosis.facts.log_lines import failed_run, telling_line
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
 from diagnosis.facts.quantity import amount, counted
@@ -191,25 +192,114 @@ _STANDS_ON = {
     Role.CUDA_VALIDATOR: (Role.DRIVER, Role.TOOLKIT),
     Role.DRA_DRIVER: (Role.DRIVER, Role.TOOLKIT),
 }
-_TELLING = ("error", "fail", "fatal", "panic", "could not", "unable to", "cannot", "can't", "no devices", "refused")
 _LONGEST = 400
+_SEARCHED = 16384
+_NVRM = re.compile(r"(?:\[ *\d+\.\d+\] )?NVRM: ")
+"""Begin of each line of a message of the kernel module."""
+_PULL_HINTS = (
+    (
+        "manifest.unknown|: not found",
+        (
+            "The image does not exist: for a driver, none is published for this version and operating system. Correct "
+            "repository, image and version in the ClusterPolicy or Helm values."
+        ),
+    ),
+    (
+        "unauthorized|authentication required|access denied|403 Forbidden",
+        "The registry refuses the pull: give the workload an imagePullSecret with read access.",
+    ),
+    ("toomanyrequests|rate limit", "The registry limits pulls: use a mirror, or an account with a higher limit."),
+)
+"""Fixes by patterns of a failed pull. In a program's log the same words have another meaning."""
 _HINTS = (
     (
         "no runtime for",
         "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart it.",
     ),
     (
-        "Could not resolve Linux kernel version|kernel source tree|kernel-headers|linux-headers",
+        "unsupported config version",
         (
-            "The headers of the node's kernel are missing: use a driver image for that kernel, give the node access "
-            "to its package repository, or install the driver on the host."
+            "The toolkit's image is older than the node's containerd, whose configuration version it does not know: "
+            "remove toolkit.version and toolkit.image from your Helm values or ClusterPolicy, so that the chart's own "
+            "image runs, or set a newer version (v1.17.4 is the first that knows version 3)."
+        ),
+    ),
+    (
+        r"unable to dial|dial unix \S{0,200}containerd\S{0,40}sock",
+        (
+            "The toolkit does not reach containerd: set CONTAINERD_SOCKET in toolkit.env to the socket of the "
+            "kubelet's containerd (k3s, rke2: /run/k3s/containerd/containerd.sock; k0s: /run/k0s/containerd.sock)."
+        ),
+    ),
+    (
+        r"(?<!parameters/path: )read-only file system",
+        (
+            "The node's operating system keeps that folder read-only: use its own driver and toolkit, with "
+            "driver.enabled=false and toolkit.enabled=false (Talos, Bottlerocket), or set toolkit.installDir to a "
+            "writable folder."
+        ),
+    ),
+    (
+        r"(?:open|mkdir|remove|rename|unlink\w*|symlink) /\S{0,300} permission denied",
+        (
+            "The container may not write to that folder of the node: allow privileged pods in its namespace, and see "
+            "whether SELinux refuses it: `ausearch -m avc -ts recent` on the node."
         ),
     ),
     (
         "Key was rejected by service|Required key not available",
         "Secure Boot refuses the unsigned module: use signed, precompiled drivers, or turn Secure Boot off.",
     ),
-    ("nouveau", "The driver nouveau uses the GPU: block it on the host, and reboot the node."),
+    (
+        "entitlement may be improperly|system is not registered|no enabled repositor|valid baseurl",
+        (
+            "The driver container has no package repository: entitle the node (RHEL, OpenShift), set "
+            "driver.repoConfig, or use precompiled drivers."
+        ),
+    ),
+    (
+        "no such host|Temporary failure (?:in name resolution|resolving)|Could not resolve host|i/o timeout",
+        "The node does not reach a name server or a repository: check its network and its firewall.",
+    ),
+    (
+        (
+            r"Could not (?:resolve|locate) Linux kernel version|find the kernel (?:source tree|headers)"
+            r"|/lib/modules/\S{1,100}/build: No such file"
+            r"|(?:locate package|find any package|match for argument:|find a match:) \S{0,20}(?:linux-|kernel-)"
+            r"|(?:linux-headers|kernel-devel|kernel-headers)\S{0,80} (?:has no installation candidate|not found)"
+        ),
+        (
+            "The headers of the node's kernel are missing: use a driver image for that kernel, give the node access "
+            "to its package repository, or install the driver on the host."
+        ),
+    ),
+    (
+        (
+            r"\.[ch]:\d+(?::\d+)?: (?:fatal )?error: |\bld(?:\.\w+)?: error: |\*\*\* \[.{1,200}\] Error \d"
+            r"|modpost: .{0,200}undefined!|GPL-incompatible module|unrecognized command[- ]line option"
+            r"|step: .?Building kernel modules"
+        ),
+        (
+            "The driver does not compile for the node's kernel: set a newer driver version that supports this kernel "
+            "(driver.version), or boot the node with a kernel that this version supports."
+        ),
+    ),
+    (
+        "requires use of the NVIDIA open kernel modules",
+        "This GPU needs the open kernel modules: set driver.kernelModuleType=open, or install them on the host.",
+    ),
+    (
+        "not supported by open nvidia.ko|Open nvidia.ko is only ready",
+        "The open kernel modules do not support this GPU: set driver.kernelModuleType=proprietary.",
+    ),
+    (
+        r"installed in this system (?:is|are)(?: not supported by the| supported through the) .{0,80}(?:driver|Legacy)",
+        "This driver version does not support the GPU: set one of the branch that the log names (driver.version).",
+    ),
+    (
+        r"(?<!such as )(?<!blacklist )(?<!options )(?<!disable )(?<!nvidiafb, or )nouveau(?!,? is present|, rivafb)",
+        "The driver nouveau uses the GPU: block it on the host, and reboot the node.",
+    ),
     (
         "(?:nvidia|driver) is in use|Could not unload NVIDIA driver kernel modules|Failed to uninstall nvidia driver",
         "A process still uses the old driver: drain the node's GPU pods, stop host programs that use it, or reboot.",
@@ -230,28 +320,47 @@ _HINTS = (
         "The MIG strategy is single and the cards have different profiles: give all the same profile, or use mixed.",
     ),
     (
-        "driver not loaded|couldn't communicate with the NVIDIA driver|NVIDIA-SMI has failed",
+        "driver not loaded|communicate with the NVIDIA driver|NVIDIA-SMI has failed|modules are not yet loaded",
         "The driver's kernel module is not loaded on the node.",
     ),
     (
-        "no such host|Temporary failure resolving|Could not resolve host|i/o timeout",
-        "The node does not reach a name server or a repository: check its network and its firewall.",
-    ),
-    (
-        "manifest.unknown|: not found",
+        "creating symlink creator|create symlinks under /dev/char",
         (
-            "The image does not exist: for a driver, none is published for this version and operating system. Correct "
-            "repository, image and version in the ClusterPolicy or Helm values."
+            "The host's driver lacks a module that the validator loads: install it, or set "
+            "DISABLE_DEV_CHAR_SYMLINK_CREATION=true in validator.driver.env of the ClusterPolicy."
         ),
     ),
     (
-        "unauthorized|authentication required|access denied|403 Forbidden",
-        "The registry refuses the pull: give the workload an imagePullSecret with read access.",
+        "cannot delete Pods? .{0,80}(?:local storage|declare no controller)",
+        (
+            "The driver's update may not evict the pods that the log names: save what they need, delete them by name, "
+            "and the update goes on."
+        ),
     ),
-    ("toomanyrequests|rate limit", "The registry limits pulls: use a mirror, or an account with a higher limit."),
+    (
+        "violate the pod's disruption budget",
+        "A PodDisruptionBudget keeps a pod on the node: give that workload another ready pod elsewhere.",
+    ),
+    ("too many open files", "Raise the node's limit of watches: `sysctl -w fs.inotify.max_user_instances=8192`."),
+    (
+        "address already in use",
+        "Another program on the node uses that port: remove the second installation, or change the port.",
+    ),
+    (
+        r"load the kernel module|could not insert 'nvidia|probe routine was not called|No NVIDIA devices probed",
+        (
+            "The kernel module does not load. `dmesg | grep -iE 'nvrm|nouveau'` on the node shows which of three "
+            "it is: another kernel driver owns the GPU (block that and reboot), the module was built for another "
+            "kernel or by another gcc (use a driver version or image for this kernel), or this version does not "
+            "support the GPU (use another driver version)."
+        ),
+    ),
     ("OOMKilled", "The container needs more memory than its limit: raise the limit."),
 )
-"""Fixes by patterns of a log, the more specific ones first."""
+"""Fixes by patterns of a log, the more specific ones first.
+
+The installer's sentence about a module that does not load names nouveau as an example, and proves nothing.
+"""
 
 
 class UnreadyPod(Struct, frozen=True):
@@ -357,8 +466,10 @@ def _found(
     if unready.stage.kind is StageKind.CREATING:
         evidence += [f"{event.reason}: {event.message}" for event in warnings][:2]
     log = snapshot.logs.get((pod.subject, unready.stage.container), "")
-    if line := last_line(log):
+    if line := telling_line(log, ended=unready.stage.kind is StageKind.FAILS):
         evidence.append(f"its log: {line}")
+    if line and role in (Role.DRIVER, Role.TOOLKIT) and unready.component.version:
+        evidence.append(f"its image: {unready.component.version}")
     if role is Role.DEVICE_PLUGIN and unready.node is not None:
         names = sorted(devices_in((*unready.node.capacity, *unready.node.allocatable)))
         offered = {name: unready.node.allocatable.get(name, "0") for name in names}
@@ -379,7 +490,7 @@ def _found(
         NOT_READY[role],
         subject,
         tuple(evidence),
-        tuple(_remedy(unready, " ".join((unready.stage.message, log, *evidence)))),
+        tuple(_remedy(unready, "\n".join((*failed_run(log), unready.stage.message, *evidence)))),
         (unready.subject,) if subject != unready.subject else (),
         because_of=(*own, *_causes_above(unready, above, subjects), *(() if independent else runtime), *cards),
     )
@@ -388,7 +499,7 @@ def _found(
 def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
     pod = unready.pod
     agents = start_fix(unready.stage.reason, texts) if unready.component.role is Role.AGENT else ""
-    known = agents or hint(texts)
+    known = agents or hint(texts, (*_PULL_HINTS, *_HINTS) if unready.stage.reason in IMAGE else _HINTS)
     if known:
         yield known
     if unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
@@ -417,15 +528,18 @@ def _hanging(
     for unready in sorted(waiting, key=lambda trouble: order.index(trouble.stage.container)):
         if unready.stage.container == "plugin-validation" and unready.pod.spec.node in full:
             continue
-        evidence = f"{unready} waits in its init container {unready.stage.container}"
+        evidence = [f"{unready} waits in its init container {unready.stage.container}"]
+        messages = snapshot.logs.get((unready.pod.subject, unready.stage.container), "")
+        if line := telling_line(messages, ended=False):
+            evidence.append(f"its log: {line}")
         above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
         above = tuple(pair for pair in above if pair[0] != NOT_READY[unready.component.role].name)
-        advice = _ADVICE.get(unready.stage.container, "")
+        advice = hint("\n".join(failed_run(messages))) or _ADVICE.get(unready.stage.container, "")
         log = logs(unready.pod.meta, "-c", unready.stage.container, "--tail=20")
         remedy = tuple(filter(None, (advice, f"Read why it waits: {log}")))
         remedy = remedy if unready.subject not in explained else ()
         explained.add(unready.subject)
-        yield FoundCause(VALIDATION, unready.subject, (evidence,), remedy, because_of=above)
+        yield FoundCause(VALIDATION, unready.subject, tuple(evidence), remedy, because_of=above)
 
 
 def _without_pods(every: Iterable[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -480,16 +594,10 @@ def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
     return found
 
 
-def hint(texts: str) -> str:
-    """Return the fix for these texts; '' if they contain no known message."""
-    return next((fix for pattern, fix in _HINTS if re.search(pattern, texts[:16384], re.IGNORECASE)), "")
-
-
-def last_line(log: str) -> str:
-    """Return the last line that reports a failure, or else the last line."""
-    lines = [line.strip() for line in log.splitlines()[-50:] if line.strip()]
-    telling = [line for line in lines if any(word in line.lower() for word in _TELLING)]
-    return shortened((telling or lines or [""])[-1], _LONGEST)
+def hint(texts: str, rows: Iterable[tuple[str, str]] = _HINTS) -> str:
+    """Return the fix for these texts; '' if they contain no known message. A line end counts as a space."""
+    message = " ".join(_NVRM.sub("", texts).split())[-_SEARCHED:]
+    return next((fix for pattern, fix in rows if re.search(pattern, message, re.IGNORECASE)), "")
 
 
 SEARCHES = (Search((*NOT_READY.values(), VALIDATION), (), find),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 
-from diagnosis.causes.components import NOT_READY, last_line
+from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.device_plugins import UNHEALTHY, missing_labels
 from diagnosis.causes.hami.denials import codes
 from diagnosis.causes.pod_startup_table import NODES
@@ -16,6 +16,7 @@ from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import GPU, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
+from diagnosis.facts.log_lines import telling_line
 from diagnosis.facts.pod_stage import stage
 from diagnosis.facts.quantity import counted
 from diagnosis.hami.installation import (
@@ -231,7 +232,7 @@ def _stale(snapshot: Snapshot, node: Node, pods: Sequence[Pod]) -> FoundCause:
     evidence = [f"{node.subject}: {counted(len(node.hami.cards), 'card')} registered, {_offer(snapshot, node)}"]
     for pod in pods:
         evidence.append(f"{pod.subject}: {stage(pod, snapshot.now)}")
-        line = last_line(snapshot.logs.get((pod.subject, "device-plugin"), ""))
+        line = telling_line(snapshot.logs.get((pod.subject, "device-plugin"), ""), ended=False)
         evidence += [f"its log: {line}"] if line else []
     if not pods:
         evidence.append("no HAMi device plugin pod runs on the node")
