@@ -23,7 +23,7 @@ RUNTIMES = "tests/checks/test_printed_runtime_commands.py"
 READS = (
     r"kubectl (get|describe|logs|auth can-i|rollout status)\b.*",
     r"kubectl( --tail=100 \*)?",
-    r"kubectl exec \S+ -- ls -l /dev",
+    r"kubectl exec \S+ -- (ls -l /dev|nvidia-smi)",
     r"(kubectl )?gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
     r"systemctl status\b.*",
     r"docker buildx imagetools inspect \*",

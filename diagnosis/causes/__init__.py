@@ -14,6 +14,7 @@ from diagnosis.causes import (
     idle_gpus,
     node_labels,
     nodes,
+    other_monitors,
     pod_startup,
     rejected,
     running,
@@ -31,7 +32,7 @@ _FAMILIES = (
     *(admission, unscheduled, rejected, runtime_handlers, pod_startup, crashing, faulty_gpus, running, idle_gpus),
     *(nodes, components, device_plugins),
     *_HAMI_FAMILIES,
-    *(node_labels, upkeep, efa_devices, efa_jobs, verdicts),
+    *(node_labels, upkeep, other_monitors, efa_devices, efa_jobs, verdicts),
 )
 """In the order in which a workload meets them."""
 SEARCHES: tuple[Search, ...] = tuple(search for family in _FAMILIES for search in family.SEARCHES)

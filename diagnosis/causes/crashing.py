@@ -17,6 +17,7 @@ from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.faulty_gpus import FAULTY, affected_pods
 from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, agent_findings
+from diagnosis.causes.other_monitors import REPORTED
 from diagnosis.causes.pod_startup import START_REASONS, TOOL
 from diagnosis.causes.pod_startup_table import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
 from diagnosis.causes.running import (
@@ -29,7 +30,6 @@ from diagnosis.causes.running import (
     of_lack,
     why_without_gpu,
 )
-from diagnosis.causes.upkeep import REPORTED
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, explain, logs
 from diagnosis.facts.components import Role, role_of

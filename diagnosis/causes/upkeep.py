@@ -1,4 +1,4 @@
-"""Find obstacles to setting up, repairing or emptying GPU nodes: operator policy, faults, budgets."""
+"""Find obstacles to setting up or emptying GPU nodes: operator policy, budgets."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from diagnosis.causes.runtime_handlers import CLASS_MISSING, missing_class
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
-from diagnosis.facts.gpu_nodes import has_gpu, has_nvidia, is_changed
+from diagnosis.facts.gpu_nodes import has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Origin, Search, found_on, origins
+from diagnosis.model import CauseSeverity, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy, DisruptionBudget
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node, all_respond_since, recorded_gpus
+from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Condition, Pod
-from healthcheck.node.state import OUR_WORD
 from healthcheck.text.naming import named
 
 _PATIENCE, _STARTS = timedelta(minutes=15), timedelta(minutes=10)
@@ -29,12 +28,6 @@ _OWN_FAULTS = frozenset(("ReconcileFailed", "PrerequisiteNotMet", "NFDLabelsMiss
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _EMPTIED = frozenset(("wait-for-jobs-required", "pod-deletion-required", "drain-required"))
 _DISRUPTED = ("karpenter.sh/disrupted", "karpenter.sh/disruption", "ToBeDeletedByClusterAutoscaler")
-_FAULT_TYPES = (
-    *("NvidiaErrorReboot", "NvidiaErrorTerminate", "GPUMissing", "NVLinkStatusInactive", "XIDErrors", "IBLinkFlapping"),
-    *("GPUUnhealthy", "GpuUnhealthy"),
-)
-_FAULT_CONDITIONS = frozenset((*((kind, "True") for kind in _FAULT_TYPES), ("AcceleratedHardwareReady", "False")))
-"""Conditions of HyperPod's agent, of AKS, of common configurations of node problem detectors, and of EKS."""
 _BAD_CONDITIONS = (("Ready", "False"), ("Error", "True"))
 """Conditions of a ClusterPolicy or GPUCluster."""
 _MOST_PODS, _MOST_PAIRS = 3, 1_000_000
@@ -64,13 +57,6 @@ BLOCKED = _fault(
     "A PodDisruptionBudget allows no eviction of its pods, so their GPU node can't be drained.",
     "Make more of the budget's pods ready elsewhere, allow one disruption, or delete them after asking their owner.",
     source="https://kubernetes.io/docs/tasks/run-application/configure-pdb/",
-)
-REPORTED = _fault(
-    "NodeReportsGpuFault",
-    "Another monitor of the cluster reports faulty accelerators by a condition of the node.",
-    "Follow that monitor's advice: its repair may be automatic.",
-    severity=CauseSeverity.HIGH,
-    follows=("NodeKeptFromWork",),
 )
 
 
@@ -117,27 +103,6 @@ def _not_ready(snapshot: Snapshot, policies: Iterable[ClusterPolicy]) -> Iterato
         since = max((each.since for each in conditions if each.since is not None), default=policy.meta.created)
         if is_own_fault or since is None or snapshot.now - since > _PATIENCE:
             yield _policy(policy, conditions, tuple(_waited_for(nodes, snapshot)))
-
-
-def find_faults(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield GPU nodes that another monitor of the cluster reports as faulty."""
-    for node in snapshot.nodes:
-        if not has_gpu(node) or node.meta.deleted is not None:
-            continue
-        for condition in node.conditions:
-            is_ours = condition.message.startswith(OUR_WORD)  # the taint is reported
-            if (condition.type, condition.status) in _FAULT_CONDITIONS and not is_ours:
-                yield _reported(node, condition)
-
-
-def _reported(node: Node, condition: Condition) -> FoundCause:
-    evidence, read = f"{node.subject}: condition {condition}", kubectl("describe", node.meta)
-    read = f"Read its report and when it began: {read}"
-    if not all_respond_since(node, condition.since):
-        return found_on(node.subject, REPORTED, (evidence,), (read, REPORTED.remedy))
-    doubt = f"{recorded_gpus(node)}, and it has no fault"
-    test = f"The two disagree, so test the node under load: {command('gpu-healthcheck', 'quarantine', node.name)}"
-    return found_on(node.subject, REPORTED, (evidence, doubt), (read, test), certainty=Certainty.LIKELY)
 
 
 def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -261,7 +226,6 @@ SEARCHES = (
     Search((POLICY,), ("ClusterPolicy",), find_policies),
     Search((GPU_CLUSTER,), ("GPUCluster",), find_gpu_clusters),
     Search((BOTH_STACKS,), ("ClusterPolicy", "GPUCluster"), find_both),
-    Search((REPORTED,), ("Node",), find_faults),
     Search((CLASS_MISSING,), ("RuntimeClass",), find_classes),
     Search((BLOCKED,), ("PodDisruptionBudget", "Node", "Pod"), find_budgets),
 )

@@ -1,0 +1,157 @@
+"""Find GPU nodes with a condition of another monitor: it reports a fault, or that it could not check the GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from diagnosis.facts.commands import command, kubectl, logs, pods_on
+from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.gpu_nodes import has_gpu
+from diagnosis.facts.gpu_requests import asks_for_gpus
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node, all_respond_since, recorded_gpus
+from diagnosis.snapshot.pods import Condition, Pod
+from healthcheck.node.state import OUR_WORD
+
+_reported = Family(None)
+REPORTED = _reported(
+    "NodeReportsGpuFault",
+    "Another monitor of the cluster reports faulty accelerators by a condition of the node.",
+    "Follow that monitor's advice: its repair may be automatic.",
+    follows=("NodeKeptFromWork",),
+)
+COULD_NOT_CHECK = _reported(
+    "MonitorCannotCheck",
+    "Another monitor sets a condition of the node because it could not check the GPUs, not because it found a fault.",
+    "Restart the monitor's pod on the node; stop an automatic repair until then: it would replace a sound node.",
+    severity=CauseSeverity.MEDIUM,
+    source="aws/eks-node-monitoring-agent: DCGMError, issue 266; NVIDIA/NVSentinel: DCGM_CONNECTIVITY_ERROR",
+)
+_TYPES = (
+    *("NvidiaErrorReboot", "NvidiaErrorTerminate", "GPUMissing", "NVLinkStatusInactive", "XIDErrors", "IBLinkFlapping"),
+    *("GPUUnhealthy", "GpuUnhealthy", "UnhealthyNvidiaDCGMServices"),
+)
+_CONDITIONS = frozenset((*((kind, "True") for kind in _TYPES), ("AcceleratedHardwareReady", "False")))
+"""Conditions of HyperPod's agent, of AKS, of common configurations of node problem detectors, and of EKS."""
+_NVSENTINEL = re.compile(r"(?:Gpu|SysLogs)\w{1,60}")
+_NOT_HEALTHY = "IsNotHealthy"
+"""Types of NVSentinel's conditions, and the end of their reason while status True reports a fault."""
+_FAULT = re.compile(
+    r"\bS?Xid|NvidiaXID|\bECC\b|\bDBE\b|double.?bit|NVLink|row.?remap|remapped row|fallen off|gpu (?:is )?lost"
+    r"|retire|DCGM_FR_|DCGMHealthCode|error code \d|DCGMDiagnostic|fabric.?manager|NvidiaFabric|CountMismatch"
+    r"|driver not loaded|device handle",
+    re.IGNORECASE,
+)
+"""Words about hardware in a condition's reason or message: with one of them, it reports more than a failed check."""
+_CHECK_FAILED = re.compile(
+    r"DCGMError|DCGM_CONNECTIVITY|DCGM_PROBE_HANG|fail(?:ed|ure)? to (?:initiali[sz]e|init\b|connect|load|reach|start)"
+    r"|unable to (?:initiali[sz]e|connect|load|reach)|could(?: not|n't) (?:initiali[sz]e|connect|load|reach|run|check)"
+    r"|(?:cannot|can't) (?:connect|load|reach|run)|hostengine|host engine|not (?:been )?initiali[sz]ed|uninitiali[sz]ed"
+    r"|connection (?:refused|reset|invalid)|timed? ?out|deadline exceeded|version mismatch|not found in \$PATH"
+    r"|command not found|executable file not found|permission denied|signal: killed"
+    r"|(?:\.sock|\.so\b|nvidia-smi|dcgmi)[^;\n]{0,80}no such file",
+    re.IGNORECASE,
+)
+"""Texts of EKS' agent, NVSentinel, node problem detectors, DCGM and NVML about a check that was not made."""
+_PODS = (
+    ("AcceleratedHardwareReady", "eks-node-monitoring-agent"),
+    ("Gpu", "gpu-health-monitor"),
+    ("SysLogs", "syslog-health-monitor"),
+    ("", "node-problem-detector"),
+)
+"""Beginning of a condition's type, and of the names of the pods that set it."""
+_HOST_ENGINES = ("dcgm-server", "nvidia-dcgm-")
+_MOST_PODS = 3
+_REPAIR = (
+    "First stop an automatic repair of this node: EKS and Karpenter replace a node ten minutes after "
+    "AcceleratedHardwareReady=False, and others may reboot it. Its GPUs are not known to be faulty"
+)
+
+
+_NO_ENGINE = (
+    "No pod of DCGM's host engine (dcgm-server, nvidia-dcgm) is on the node: let its DaemonSet tolerate the node's "
+    "taints, or give the monitor the address of the host engine that runs there"
+)
+
+
+def find_reported(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield GPU nodes that another monitor of the cluster reports as faulty, or could not check."""
+    for node in snapshot.nodes:
+        if not has_gpu(node) or node.meta.deleted is not None:
+            continue
+        for condition in node.conditions:
+            if _reports_fault(condition) and not condition.message.startswith(OUR_WORD):  # the taint is reported
+                judge = _unchecked if is_failed_check(condition) else _fault
+                yield judge(snapshot, node, condition)
+
+
+def is_failed_check(condition: Condition) -> bool:
+    """Whether the condition's reason and message report that a check could not be made, and no fault."""
+    text = f"{condition.reason}: {condition.message}"
+    return _CHECK_FAILED.search(text) is not None and _FAULT.search(text) is None
+
+
+def _reports_fault(condition: Condition) -> bool:
+    if (condition.type, condition.status) in _CONDITIONS:
+        return True
+    of_nvsentinel = _NVSENTINEL.fullmatch(condition.type) is not None and condition.reason.endswith(_NOT_HEALTHY)
+    return of_nvsentinel and condition.status == "True"
+
+
+def _fault(_: Snapshot, node: Node, condition: Condition) -> FoundCause:
+    evidence, read = f"{node.subject}: condition {condition}", kubectl("describe", node.meta)
+    read = f"Read its report and when it began: {read}"
+    if not all_respond_since(node, condition.since):
+        return found_on(node.subject, REPORTED, (evidence,), (read, REPORTED.remedy))
+    doubt = f"{recorded_gpus(node)}, and it has no fault"
+    test = f"The two disagree, so test the node under load: {command('gpu-healthcheck', 'quarantine', node.name)}"
+    return found_on(node.subject, REPORTED, (evidence, doubt), (read, test), certainty=Certainty.LIKELY)
+
+
+def _unchecked(snapshot: Snapshot, node: Node, condition: Condition) -> FoundCause:
+    pods = snapshot.pods_on.get(node.name, ())
+    working = [pod for pod in pods if asks_for_gpus(pod.spec) and pod.states and all(one.ready for one in pod.states)]
+    evidence = [f"{node.subject}: condition {condition}"]
+    evidence += [f"{pod.subject} runs on the node's GPUs: no sign of a fault" for pod in working[:_MOST_PODS]]
+    if all_respond_since(node, condition.since):
+        evidence.append(f"{recorded_gpus(node)}, and it has no fault")
+    certainty = Certainty.PROVEN if len(evidence) > 1 else Certainty.LIKELY
+    remedy = (_REPAIR, *_restart(condition, node, pods), *_compare(node, working))
+    return found_on(node.subject, COULD_NOT_CHECK, evidence, remedy, certainty=certainty)
+
+
+def _restart(condition: Condition, node: Node, pods: Sequence[Pod]) -> Iterator[str]:
+    """Yield the steps that let the monitor check again: its host engine first, then the monitor itself."""
+    start = next(name for prefix, name in _PODS if condition.type.startswith(prefix))
+    if "dcgm" in f"{condition.reason} {condition.message}".lower():
+        engines = [pod for pod in pods if _is_engine(pod)]
+        yield from (f"Check DCGM's host engine on the node: {logs(pod.meta, '--tail=50')}" for pod in engines[:2])
+        if pods and not engines:
+            yield _NO_ENGINE
+    monitors = [pod for pod in pods if pod.meta.name.startswith(start)]
+    why = "It may keep the condition until it is restarted, also when it can check again"
+    for pod in monitors[:1]:
+        yield f"{why}; its DaemonSet creates the pod again: {kubectl('delete', pod.meta)}"
+    if not monitors:
+        yield f"{why}: find its pod ({start}, or a service of the host) and restart that: {pods_on(node.name)}"
+
+
+def _is_engine(pod: Pod) -> bool:
+    named = pod.meta.name.startswith(_HOST_ENGINES) and "exporter" not in pod.meta.name
+    return named or role_of(pod.meta, {}, pod.spec) is Role.DCGM
+
+
+def _compare(node: Node, working: list[Pod]) -> Iterator[str]:
+    """Yield how to find out whether the GPUs respond, if the condition returns."""
+    again = "If the condition comes back, see whether the GPUs respond"
+    for pod in working[:1]:
+        see = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "nvidia-smi")
+        yield f"{again}, in a pod that has them: {see}"
+    if not working:
+        yield f"{again}: run `nvidia-smi` on {node.name}"
+    yield "If they do, only the monitor's own access is broken: two host engines on the node, port 5555, its address"
+
+
+SEARCHES = (Search((REPORTED, COULD_NOT_CHECK), ("Node",), find_reported),)

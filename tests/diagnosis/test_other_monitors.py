@@ -1,0 +1,99 @@
+"""Conditions of other monitors: a fault that they found, and a check that they could not make."""
+
+from __future__ import annotations
+
+import pytest
+
+from diagnosis.model import Certainty
+from tests.diagnosis.component_states import gpu_node
+from tests.diagnosis.states import Object, condition, judged, pod, recorded, results
+
+EKS, FAULTY = ("AcceleratedHardwareReady", "False"), ("NodeReportsGpuFault", "node/a")
+UNCHECKED = ("MonitorCannotCheck", "node/a")
+CONNECTIVITY = "GpuDcgmConnectivityFailure"
+COULD_NOT = [
+    (*EKS, "DCGMError", "failed to initialize DCGM: error connecting to nv-hostengine: Host engine connection invalid"),
+    (*EKS, "DCGMError", ""),
+    (*EKS, "DCGMError", "Error getting supported devices: API version mismatch"),
+    (*EKS, "", "failed to initialize NVML: ERROR_LIBRARY_NOT_FOUND"),
+    (
+        CONNECTIVITY,
+        "True",
+        f"{CONNECTIVITY}IsNotHealthy",
+        "ErrorCode:DCGM_CONNECTIVITY_ERROR Failed to connect to DCGM",
+    ),
+    ("GpuDcgmUnresponsive", "True", "GpuDcgmUnresponsiveIsNotHealthy", "ErrorCode:DCGM_PROBE_HANG has not returned"),
+    ("GPUMissing", "True", "GPUCheck", "/opt/check_gpu.sh: line 7: nvidia-smi: command not found"),
+    ("GpuUnhealthy", "True", "NvidiaSmi", 'Timeout when running plugin "/config/gpu.sh": context deadline exceeded'),
+    ("GpuUnhealthy", "True", "NvidiaSmi", "dial tcp 127.0.0.1:5555: connect: connection refused"),
+]
+FOUND = [
+    (*EKS, "NvidiaXID79Error", "Xid 79 on GPU 3: fallen off the bus"),
+    (*EKS, "DCGMHealthCode101", "DCGM detected issues in health check system with error code 101"),
+    (*EKS, "DCGMError", "failed to initialize DCGM; DCGM detected issues in health check system with error code 4"),
+    (*EKS, "NvidiaDoubleBitError", ""),
+    (*EKS, "FabricManagerNotRunning", "fabric manager failed to start"),
+    ("GpuMemWatch", "True", "GpuMemWatchIsNotHealthy", "ErrorCode:DCGM_FR_XID_ERROR GPU:4 Detected XID 48 for GPU 4"),
+    ("GpuInforomWatch", "True", "GpuInforomWatchIsNotHealthy", "ErrorCode:DCGM_FR_CORRUPT_INFOROM GPU:0"),
+    ("SysLogsGPUFallenOff", "True", "SysLogsGPUFallenOffIsNotHealthy", "GPU has fallen off the bus"),
+    ("XIDErrors", "True", "XIDErrors", "timeout after Xid 109"),
+    ("GpuUnhealthy", "True", "NvidiaSmi", "Unable to determine the device handle for GPU0: timed out"),
+    ("GPUMissing", "True", "GPUCheck", "expected 8 GPUs, found 7"),
+]
+WELL = [
+    ("AcceleratedHardwareReady", "True", "NvidiaAcceleratedHardwareIsReady", "DCGM connection refused before"),
+    (CONNECTIVITY, "False", f"{CONNECTIVITY}IsHealthy", "No Health Failures"),
+    ("GpuVendorCheck", "True", "Ready", "connection refused"),
+]
+AGENT = pod("eks-node-monitoring-agent-x7", 0, on="a", namespace="kube-system")
+ENGINE = pod("dcgm-server-k2", 0, on="a", namespace="kube-system")
+ELSEWHERE = pod("eks-node-monitoring-agent-b9", 0, on="b", namespace="kube-system")
+
+
+def reporting(entry: tuple[str, str, str, str], **changes: dict[str, str]) -> Object:
+    return gpu_node("a", conditions=[condition(*entry)], **changes)
+
+
+@pytest.mark.parametrize("entry", COULD_NOT, ids=lambda entry: f"{entry[0]} {entry[2]} {entry[3]}"[:60])
+def test_check_that_another_monitor_could_not_make_is_no_fault(entry: tuple[str, str, str, str]) -> None:
+    diagnosis = judged(reporting(entry))
+
+    assert results(diagnosis) == [UNCHECKED]
+    assert diagnosis.problems[0].found.certainty is Certainty.LIKELY
+
+
+@pytest.mark.parametrize("entry", FOUND, ids=lambda entry: f"{entry[0]} {entry[2]} {entry[3]}"[:60])
+def test_fault_that_another_monitor_found_stays_one(entry: tuple[str, str, str, str]) -> None:
+    assert results(judged(reporting(entry))) == [FAULTY]
+
+
+@pytest.mark.parametrize("entry", WELL, ids=lambda entry: entry[0])
+def test_condition_without_a_fault_is_no_cause(entry: tuple[str, str, str, str]) -> None:
+    assert not results(judged(reporting(entry)))
+
+
+def test_monitor_that_could_not_check_is_restarted_by_its_name_on_that_node() -> None:
+    found = judged(reporting(COULD_NOT[0]), AGENT, ENGINE, ELSEWHERE).problems[0].found
+
+    steps = " ".join(found.steps)
+    assert "replace" in found.steps[0]
+    assert "`kubectl -n kube-system delete pod eks-node-monitoring-agent-x7`" in steps
+    assert "`kubectl -n kube-system logs dcgm-server-k2 --tail=50`" in steps
+    assert "-b9" not in steps
+    assert "No pod of DCGM's host engine" in " ".join(
+        judged(reporting(COULD_NOT[0]), AGENT, ELSEWHERE).problems[0].found.steps
+    )
+
+
+def test_pods_that_run_on_the_gpus_speak_against_a_fault() -> None:
+    found = judged(reporting(COULD_NOT[0]), AGENT, pod("train-0", 8, on="a")).problems[0].found
+
+    assert found.certainty is Certainty.PROVEN
+    assert any("pod/team/train-0" in line for line in found.evidence)
+    assert "`kubectl -n team exec train-0 -- nvidia-smi`" in " ".join(found.steps)
+
+
+def test_agents_record_speaks_against_a_fault() -> None:
+    inventory = {"pci": 8, "nvml": 8}
+    record = recorded(status="pass", severity="PASS", inventory=inventory)
+    assert judged(reporting(COULD_NOT[0], annotations=record)).problems[0].found.certainty is Certainty.PROVEN
