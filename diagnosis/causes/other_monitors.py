@@ -65,11 +65,9 @@ _PODS = (
 _HOST_ENGINES = ("dcgm-server", "nvidia-dcgm-")
 _MOST_PODS = 3
 _REPAIR = (
-    "First stop an automatic repair of this node: EKS and Karpenter replace a node ten minutes after "
-    "AcceleratedHardwareReady=False, and others may reboot it. Its GPUs are not known to be faulty"
+    "Until it is clear, stop the automatic repair that acts on this condition (the node group's node auto repair on "
+    "EKS, Karpenter's NodeRepair, ten minutes after AcceleratedHardwareReady=False): it would replace a sound node"
 )
-
-
 _NO_ENGINE = (
     "No pod of DCGM's host engine (dcgm-server, nvidia-dcgm) is on the node: let its DaemonSet tolerate the node's "
     "taints, or give the monitor the address of the host engine that runs there"
@@ -125,12 +123,12 @@ def _unchecked(snapshot: Snapshot, node: Node, condition: Condition) -> FoundCau
 def _restart(condition: Condition, node: Node, pods: Sequence[Pod]) -> Iterator[str]:
     """Yield the steps that let the monitor check again: its host engine first, then the monitor itself."""
     start = next(name for prefix, name in _PODS if condition.type.startswith(prefix))
+    monitors = [pod for pod in pods if pod.meta.name.startswith(start)]
     if "dcgm" in f"{condition.reason} {condition.message}".lower():
         engines = [pod for pod in pods if _is_engine(pod)]
         yield from (f"Check DCGM's host engine on the node: {logs(pod.meta, '--tail=50')}" for pod in engines[:2])
-        if pods and not engines:
+        if monitors and not engines:
             yield _NO_ENGINE
-    monitors = [pod for pod in pods if pod.meta.name.startswith(start)]
     why = "It may keep the condition until it is restarted, also when it can check again"
     for pod in monitors[:1]:
         yield f"{why}; its DaemonSet creates the pod again: {kubectl('delete', pod.meta)}"

@@ -16,6 +16,12 @@ _KEPT = re.compile(
     r"(?:aws-samples\.io|amazonaws\.com|hami\.io|nvidia\.com|(?:x-)?k8s\.io|kubernetes\.io|karpenter\.sh|volcano\.sh|k8s\.aws)/",
     re.ASCII,
 )
+_OF_A_CORDON = re.compile(
+    r"(?:weave\.works|kured\.dev|(?:machineconfiguration|sriovnetwork)\.openshift\.io)/"
+    r"|(?:[a-z0-9.-]{1,200}/)?[\w.-]{0,63}cordon",
+    re.ASCII | re.IGNORECASE,
+)
+"""Annotations of programs that cordon nodes."""
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _LONGEST_ANNOTATION = 64 * 1024
 """Longest annotation: more than our records, and HAMi's registration of a node full of cards."""
@@ -41,7 +47,8 @@ def is_kept(annotation: str) -> bool:
 
     Writers in the known domains record an object's state. Other annotations may have any content.
     """
-    return annotation != _LAST_APPLIED and _KEPT.match(annotation) is not None
+    known = _KEPT.match(annotation) or _OF_A_CORDON.match(annotation)
+    return annotation != _LAST_APPLIED and known is not None
 
 
 class Meta(Struct, frozen=True):

@@ -15,6 +15,7 @@ from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.causes.verdicts import IN_MAINTENANCE, KEPT_FROM_WORK, NOT_LOOKED, release_of
 from diagnosis.facts.commands import command, kubectl, pods_on
 from diagnosis.facts.components import Role, components
+from diagnosis.facts.cordons import cordon_marks, uncordon_steps
 from diagnosis.facts.gpu_nodes import SETTLES, changes, devices_in, has_nvidia
 from diagnosis.facts.placement import UNSCHEDULABLE, expression_takes, selects, tolerates, untolerated
 from diagnosis.facts.quantity import counted
@@ -29,7 +30,7 @@ _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 CORDONED = _scheduled(
     "NodeCordoned",
     "A node that suits waiting pods is cordoned.",
-    "Find out who cordoned it and why; `kubectl uncordon` returns it to service.",
+    "Let the owner of the cordon finish; when its reason has ended, `kubectl uncordon` returns the node to service.",
 )
 NOT_READY = _scheduled(
     "NodeNotReady",
@@ -223,13 +224,11 @@ def _closed(node: Node, taint: Taint, owner: TaintOwner, affected: tuple[str, ..
 
 
 def _cordoned(node: Node, affected: tuple[str, ...]) -> FoundCause:
-    evidence = [f"{node.subject} is cordoned (spec.unschedulable)"]
-    for kind, marks in (("annotation", node.meta.annotations), ("label", node.meta.labels)):
-        evidence += [f"{kind} {key}={value[:100]}" for key, value in marks.items() if "cordon" in key][:_MOST_LABELS]
-    remedy = f"Find out who cordoned it; if it may work again: {command('kubectl', 'uncordon', node.name)}"
+    evidence = (f"{node.subject} is cordoned (spec.unschedulable)", *cordon_marks(node), *_conditions(node))
+    steps = tuple(uncordon_steps(node))
     if CORDONED_BY in node.meta.annotations:
-        remedy = f"If the run that cordoned it is over, return the node to service: {release_of(node.name)}"
-    return FoundCause(CORDONED, node.subject, (*evidence, *_conditions(node)), (remedy,), affected)
+        steps = (f"If the run that cordoned it is over, return the node to service: {release_of(node.name)}",)
+    return FoundCause(CORDONED, node.subject, evidence, steps, affected)
 
 
 def _conditions(node: Node) -> Iterator[str]:
