@@ -26,6 +26,7 @@ READS = (
     r"kubectl exec \S+ -- (ls -l /dev|nvidia-smi)",
     r"(kubectl )?gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
     r"systemctl status\b.*",
+    r"(containerd config dump|crictl ps -a|crio config|dockerd --validate .*|talosctl (logs|service) \w+)",
     r"docker buildx imagetools inspect \*",
     r"nvidia-smi (-L|-q|nvlink (-s|--status)|topo -m)\b.*",
     r"(dcgmi discovery -l|dmesg \| grep (?:-i efa|mlx5_core)|fi_info -p efa|ls /dev/nvidia\*|pgrep -a|ss -ltnp).*",

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from diagnosis.causes.hami.allocating import ALLOCATION_HANGS
+from diagnosis.causes.pod_startup_table import RUNTIME_SILENT
 from diagnosis.causes.unscheduled.refused import NOT_READY
 from diagnosis.facts.commands import kubectl
 from diagnosis.facts.gpu_nodes import gpu_nodes
 from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
+from diagnosis.facts.node_services import runtime_is_down, steps_until_ready
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
@@ -35,7 +37,6 @@ _NEW, _PATIENCE, _GONE_FOR = 10.0, 5.0, 10.0
 """Minutes: a node joins or misses a report; pods bound to a missing node are deleted."""
 _SILENT = timedelta(minutes=5)
 _LEASES = "kube-node-lease"
-_LOOK = "Then check whether the machine runs, and its kubelet: `systemctl status kubelet`."
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
 _UPGRADED = ("", "upgrade-done", "upgrade-failed")
 _MOST_SHOWN = 4
@@ -51,8 +52,9 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
         # A cordoned node may be under maintenance. Report it only if pods wait for it.
         if evidence and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
-            look = f"Check the node's state: {kubectl('describe', node.meta)}"
-            yield FoundCause(NOT_READY, node.subject, evidence, (look, _LOOK), affected)
+            above = origins((RUNTIME_SILENT,), node.subject) if runtime_is_down(node) else ()
+            steps = tuple(steps_until_ready(node))
+            yield FoundCause(NOT_READY, node.subject, evidence, steps, affected, because_of=above)
 
 
 def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:

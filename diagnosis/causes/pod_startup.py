@@ -45,6 +45,7 @@ from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.node_services import runtime_steps
 from diagnosis.facts.symptoms import (
     Recognised,
     RecognisedPod,
@@ -326,7 +327,9 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
         evidence += list(dict.fromkeys(limits))[:3]
     evidence += _of_node(snapshot, pod, known.cause)
     look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
-    remedy = (*_special(known, images, snapshot.by_node.get(pod.spec.node)), known.cause.remedy, look)
+    node = snapshot.by_node.get(pod.spec.node)
+    own = tuple(runtime_steps(node)) if known.cause is RUNTIME_SILENT and node is not None else (known.cause.remedy,)
+    remedy = (*_special(known, images, node), *own, look)
     affected = tuple(one.pod.subject for one in stuck)
     return FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
 

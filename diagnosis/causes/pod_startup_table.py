@@ -134,7 +134,7 @@ CREATION_FAILS = _started(
 RUNTIME_SILENT = _runtime_on_node(
     "ContainerRuntimeUnreachable",
     "The kubelet does not reach its container runtime.",
-    "Check whether it runs, and at which socket: `systemctl status containerd` on the node.",
+    "Read the log of the container runtime on the node, and check its configuration; then restart it.",
     # Network plugins and others have sockets, too.
     Signature(
         r"(?:containerd|crio|cri-dockerd|dockershim)\S{0,40}\.sock[^\n]{0,80}(?:connection refused|no such file)",

@@ -17,6 +17,7 @@ from diagnosis.facts.commands import kubectl
 from diagnosis.facts.components import role_of
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.gpu_requests import asks_for_gpus
+from diagnosis.facts.node_services import runtime_is_down
 from diagnosis.facts.runtime_advice import (
     by_agent,
     fix_steps,
@@ -254,7 +255,9 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
     lacks: dict[tuple[str, str], _MissingHandler] = {}
     for pod in snapshot.pods:
         node = snapshot.by_node.get(pod.spec.node)
-        if not is_stuck(pod) or _is_on_its_way(snapshot, pod, node):
+        # While its runtime is down, all that is known about a node's handlers is older.
+        is_old = node is not None and runtime_is_down(node)
+        if not is_stuck(pod) or is_old or _is_on_its_way(snapshot, pod, node):
             continue
         known = _recognised(snapshot, pod)
         handler = _handler_of(known, classes.get(pod.spec.runtime_class), node)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 
 from diagnosis.facts.commands import command, explain, kubectl
+from diagnosis.facts.node_services import distribution_of, runtime_kind, unit_of_role
 from diagnosis.facts.symptoms import shortened
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import Meta
@@ -17,18 +18,15 @@ from diagnosis.snapshot.pods import OTHER_VALUE, PodSpec
 from diagnosis.snapshot.workloads import Workload
 from healthcheck.checks.runtime_fixes import give_handler, helm_values
 from healthcheck.probes.container_runtime.distributions import (
-    BOTTLEROCKET,
-    GKE,
     K0S,
     K3S,
     K8S_SNAP,
     MICROK8S,
     RKE2,
     STANDARD_FILE,
-    TALOS,
     layout_of,
 )
-from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime
 
 _TOOLKIT = "nvidia-container-toolkit"
 _CONFIG, _SOCKET = "CONTAINERD_CONFIG", "CONTAINERD_SOCKET"
@@ -76,21 +74,6 @@ class RuntimeFiles(Struct, frozen=True):
         return f"`{helm_values({**kept, **{name: value for name, value in own.items() if value}}, namespace)}`"
 
 
-_DISTRIBUTIONS = (
-    ("+rke2", RKE2),
-    ("+k3s", K3S),
-    ("+k0s", K0S),
-    ("microk8s.io/cluster", MICROK8S),
-    ("k8sd.io/role", K8S_SNAP),
-    ("bottlerocket", BOTTLEROCKET),
-    ("talos (", TALOS),
-    ("-gke.", GKE),
-)
-"""Distributions by a text of the node's versions, or by a label."""
-_KINDS = (("docker://", DOCKER), ("cri-o://", CRIO))
-_SERVER = "node-role.kubernetes.io/control-plane"
-_UNITS = {K3S: ("k3s", "k3s-agent"), RKE2: ("rke2-server", "rke2-agent")}
-"""Units of a server and of an agent node."""
 _FILES = {
     # k3s and RKE2 write their own file at each start, with NVIDIA's handler if they find its program. The file that the
     # toolkit writes does not matter, but which of the node's containerds it restarts does.
@@ -162,7 +145,8 @@ def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> R
     socket = _socket_of(node)
     if match is not None:
         return RuntimeFiles(match[1], socket, _BY_AGENT)
-    files = _FILES.get(_distribution(node))
+    # A distribution brings and configures only its own containerd, not CRI-O or Docker beside it.
+    files = _FILES.get(distribution_of(node)) if runtime_kind(node) == CONTAINERD else None
     if files is not None:
         version = f" {node.kubelet}" if "version" in files.known_from else ""
         return RuntimeFiles(files.config, files.socket, f"{files.known_from}{version}", files.more)
@@ -221,18 +205,16 @@ def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None)
 
 def _by_hand(node: Node | None, config: str) -> str:
     """Return the steps that install NVIDIA's handler on the node without the GPU operator."""
-    versions = node.runtime if node is not None else ""
-    kind = next((kind for sign, kind in _KINDS if versions.startswith(sign)), CONTAINERD)
+    kind = runtime_kind(node)
     # Distributions bring and configure only their own containerd, not CRI-O or Docker beside it.
-    distribution = _distribution(node) if node is not None and kind == CONTAINERD else ""
+    distribution = distribution_of(node) if node is not None and kind == CONTAINERD else ""
     # Canonical Kubernetes has the standard file unless the cluster sets containerd-base-dir.
     layout = layout_of(distribution) if distribution != K8S_SNAP else None
-    units = _UNITS.get(distribution)
-    is_server = node is not None and _SERVER in node.meta.labels
+    unit = unit_of_role(node, distribution) if node is not None and distribution in (K3S, RKE2) else ""
     runtime = ContainerRuntime(
         config or (layout.config if layout is not None else STANDARD_FILE),
         kind,
-        unit=units[0 if is_server else 1] if units is not None else "",
+        unit=unit,
         distribution=distribution,
     )
     steps = give_handler(runtime, with_operator=False)
@@ -241,11 +223,6 @@ def _by_hand(node: Node | None, config: str) -> str:
     if "nvidia-ctk" in steps:
         return f"{_INSTALL}: {steps}"
     return f"Run on the node: {steps}" if steps.startswith("`") else f"{steps[:1].upper()}{steps[1:]}"
-
-
-def _distribution(node: Node) -> str:
-    versions = f"{node.kubelet} {node.runtime.replace('-k3s', '+k3s')} {node.system}".lower()
-    return next((name for sign, name in _DISTRIBUTIONS if sign in versions or sign in node.meta.labels), "")
 
 
 def _observation(detail: str) -> str:

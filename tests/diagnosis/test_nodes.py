@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tests.diagnosis.states import Object, ago, condition, consequences, event, judged, node, obj, pod, results
+from tests.diagnosis.states import Object, ago, condition, consequences, event, judged, node, obj, pod, results, waiting
 
 SILENT = "Unknown"
 
@@ -79,3 +81,82 @@ def test_kubelet_without_a_report_about_a_pod_is_reported() -> None:
     assert not results(judged(node("a"), bound, heard))
     assert not results(judged(node("a"), pod("x", on="a", phase="Pending", age=4)))
     assert not results(judged(node("a"), bound, missing=["Event"]))
+
+
+DOWN = "[container runtime is down, PLEG is not healthy: pleg was last seen active 9m3s ago; threshold is 3m0s]"
+REFUSED = (
+    "Failed to create pod sandbox: rpc error: code = Unavailable desc = connection error: desc = "
+    '"transport: Error while dialing: dial unix /run/containerd/containerd.sock: connect: connection refused"'
+)
+NO_HANDLER = 'Failed to create pod sandbox: no runtime for "nvidia" is configured'
+SERVER = {"node-role.kubernetes.io/control-plane": "true"}
+
+
+def unready(message: str, reason: str = "KubeletNotReady", **changes: Any) -> Object:
+    entry = node("a", **changes)
+    status = "Unknown" if reason == "NodeStatusUnknown" else "False"
+    entry["status"]["conditions"] = [condition("Ready", status, reason, message)]
+    return entry
+
+
+def test_runtime_that_is_down_is_one_problem_without_older_events() -> None:
+    waits = pod("x", on="a", phase="Pending", states=[waiting("ContainerCreating")])
+    refused = event(waits, "FailedCreatePodSandBox", REFUSED, count=40)
+    older = event(waits, "FailedCreatePodSandBox", NO_HANDLER, count=2, minutes=15)
+
+    diagnosis = judged(unready(DOWN), waits, refused, older)
+
+    assert results(diagnosis) == [("ContainerRuntimeUnreachable", "node/a")]
+    assert consequences(diagnosis.problems[0]) == [("NodeNotReady", "node/a")]
+    steps = diagnosis.problems[0].found.steps
+    assert "`journalctl -u containerd -n 100 --no-pager`" in steps[0]
+    assert "`containerd config dump`" in steps[1]
+    assert "kubelet`" not in " ".join(steps)
+    assert results(judged(unready(DOWN), waits, older)) == [("NodeNotReady", "node/a")]
+    assert results(judged(node("a", handlers=None), waits, older)) == [("RuntimeHandlerMissing", "node/a")]
+
+
+UNREADY: list[tuple[str, Object, str, str]] = [
+    ("containerd", unready(DOWN), "journalctl -u containerd ", "systemctl restart containerd`"),
+    ("CRI-O", unready(DOWN, runtime="cri-o://1.33.1"), "`crio config`", "systemctl restart crio`"),
+    ("Docker", unready("container runtime is down", runtime="docker://28.1.0"), "dockerd --validate", "cri-docker`"),
+    ("k3s", unready(DOWN, kubelet="v1.33.4+k3s1"), "agent/containerd/containerd.log", "systemctl restart k3s-agent`"),
+    ("RKE2", unready(DOWN, kubelet="v1.33.4+rke2r1", labels=SERVER), "journalctl -u rke2-server", "rke2-server`"),
+    ("Talos", unready(DOWN, system="Talos (v1.11.0)"), "talosctl -n a logs cri", "replace the node"),
+    (
+        *("OpenShift", unready(DOWN, runtime="cri-o://1.31.4", system="Red Hat Enterprise Linux CoreOS 418")),
+        *("oc debug node/a -- chroot /host journalctl -u crio", "systemctl restart crio`"),
+    ),
+    (
+        *("k3s with CRI-O", unready(DOWN, kubelet="v1.33.4+k3s1", runtime="cri-o://1.33.1")),
+        *("journalctl -u crio", "systemctl restart crio`"),
+    ),
+    (
+        *(
+            "the network",
+            unready("container runtime network not ready: NetworkReady=false: cni plugin not initialized"),
+        ),
+        *("network plugin's pod", "/etc/cni/net.d"),
+    ),
+    ("PLEG", unready("PLEG is not healthy: pleg was last seen active 5m ago"), "crictl ps -a", "kubectl cordon a"),
+    (
+        *("the kubelet", unready("Kubelet stopped posting node status.", "NodeStatusUnknown")),
+        *("kubectl describe node a", "`systemctl status kubelet`"),
+    ),
+    (
+        *("k3s' kubelet", unready("Kubelet stopped posting node status.", "NodeStatusUnknown", kubelet="v1.33.4+k3s1")),
+        *("kubectl describe node a", "`systemctl status k3s-agent`"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "first", "last"), [row[1:] for row in UNREADY], ids=[row[0] for row in UNREADY])
+def test_steps_for_an_unready_node_are_for_the_part_that_fails(state: Object, first: str, last: str) -> None:
+    (problem,) = judged(state).problems
+    steps = problem.found.steps
+
+    assert problem.found.cause.name == "NodeNotReady"
+    assert first in " ".join(steps[:2])
+    assert last in steps[-1]
+    other = {"containerd.sock", "systemctl restart containerd"} if "cri-o" in str(state) else {"crio"}
+    assert not any(word in " ".join(steps) for word in other)
