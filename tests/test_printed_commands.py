@@ -45,6 +45,7 @@ RUN_BY = {
     r"gpu-healthcheck reset \S+ --reboot": "tests/cli/test_reset_reboot.py",
     r"kubectl (drain \* \* --delete-emptydir-data|patch \* \* --type=merge).*": "tests/cli/test_evicted_jobs.py",
     r"kubectl (create -f \*|delete pods \*|patch --local .*)": "tests/diagnosis/test_safe_steps.py",
+    r"(kubectl patch \* \* --type=json -p \*|\* && \* -f \* \| kubectl create -f -)": "tests/diagnosis/test_crio.py",
     r"kubectl create clusterrolebinding \* .*": "tests/diagnosis/test_live.py",
     r"kubectl delete mutatingadmissionpolicybindings,\S+ -l \*": "tests/cluster/test_uninstall.py",
 }
@@ -71,6 +72,7 @@ CHANGES = {
     "label node * *=*": "label node other example.com/a=b",
     "label node * *": "label node other example.com/a=b --overwrite",
     "label node * *=* --overwrite": "label node other example.com/a=c --overwrite",
+    "label node * *=false --overwrite": "label node other example.com/deploy=false --overwrite",
     "label node * *=true --overwrite": "label node other example.com/deploy=true --overwrite",
     "label nodes * *=*": "label nodes other example.com/behavior=x",
     'patch node NODE --type=merge -p \'{"metadata":{"managedFields":[{}]}}\'': (

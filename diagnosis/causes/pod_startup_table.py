@@ -148,8 +148,8 @@ CGROUP_DRIVERS = _runtime_on_node(
     "CgroupDriverMismatched",
     "The kubelet and its container runtime use different cgroup drivers: one leaves cgroups to systemd, the other "
     "manages them itself.",
-    "Set `cgroupDriver: systemd` for the kubelet and `SystemdCgroup = true` for each handler of the runtime, or "
-    "neither; restart both.",
+    "Set `cgroupDriver: systemd` for the kubelet, and for its runtime `SystemdCgroup = true` in each handler of "
+    'containerd, or `cgroup_manager = "systemd"` of CRI-O, or neither; restart both.',
     starting(r"expected cgroupsPath to be of format", "runc"),
 )
 HANDLER_TYPELESS = _runtime_on_node(
@@ -174,7 +174,8 @@ SANDBOX = _runtime_on_node(
 ATTACH = _runtime_on_node(
     "DranetAttachFailed",
     "DRANET does not attach the claimed network devices to the pod in time, or fails to: its containers do not start.",
-    "Raise `plugin_request_timeout` of containerd's NRI on the node (2 s by default), and restart containerd. Delete a "
+    "Raise `plugin_request_timeout` of containerd's NRI on the node (2 s by default; `nri_plugin_request_timeout` of "
+    "CRI-O), and restart that runtime. Delete a "
     "pod with the event NetworkDeviceAttachFailed: the same pod does not get the devices any more.",
     Signature(
         r"attach(?:ed|ing)? (?:\d{1,4}/\d{1,4} )?(?:network|RDMA) devices?\b|\bdranet-hook\b",

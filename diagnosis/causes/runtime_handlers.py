@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from diagnosis.causes.first_fixes import FILES_FIRST
 from diagnosis.facts.commands import kubectl
 from diagnosis.facts.components import role_of
+from diagnosis.facts.crio_advice import hook_evidence
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.gpu_requests import asks_for_gpus
-from diagnosis.facts.node_services import runtime_is_down
+from diagnosis.facts.node_services import runtime_is_down, runtime_kind
 from diagnosis.facts.runtime_advice import (
     by_agent,
     fix_steps,
@@ -60,6 +61,7 @@ from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.workloads import Workload
 from healthcheck.checks import container_runtime, default_runtime
+from healthcheck.probes.container_runtime.facts import CONTAINERD
 
 _WRITERS = "containerd, internal/cri; CRI-O; cri-dockerd"
 _runtime = Family(Link.RUNTIME)
@@ -344,8 +346,9 @@ def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) 
     )
     because = origins((ELSEWHERE, _TOOLKIT), *(toolkit.subject for toolkit in toolkits(snapshot)))
     there = [node for lack in lacks if (node := snapshot.by_node.get(lack.node)) is not None]
-    remedy = tuple(fix_steps(snapshot, None, None, there))
-    affected = tuple(pod.subject for lack in lacks for pod in lack.pods)
+    waiting = [pod for lack in lacks for pod in lack.pods]
+    remedy = tuple(fix_steps(snapshot, None, None, there, waiting))
+    affected = tuple(pod.subject for pod in waiting)
     yield FoundCause(MISSING, named.meta.subject, evidence, remedy, affected, because_of=because)
 
 
@@ -426,11 +429,14 @@ def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> It
         remedy = tuple(fix_steps(snapshot, node, finding))
         evidence = tuple(by_agent(finding))
         yield FoundCause(ELSEWHERE, subject, evidence, remedy, lack.affected, because_of=origins(UNLOADABLE, subject))
-    written = (f"{each.subject} writes {target}" for each in toolkits(snapshot) if (target := target_of(each)))
-    evidence = (*lack.quotes(), *_known_of(snapshot, node, lack), *written, *by_agent(finding))
+    hook = hook_evidence(node, toolkits(snapshot))
+    is_other = node is not None and runtime_kind(node) != CONTAINERD
+    targets = [(each, target) for each in toolkits(snapshot) if not is_other and (target := target_of(each))]
+    written = (f"{each.subject} writes {target}" for each, target in targets)
+    evidence = (*lack.quotes(), *_known_of(snapshot, node, lack), *hook, *written, *by_agent(finding))
     proven = finding is not None or (node is not None and handlers_of(node) is not None)
     certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
-    remedy = tuple(fix_steps(snapshot, node, finding))
+    remedy = tuple(fix_steps(snapshot, node, finding, pods=lack.pods))
     yield FoundCause(MISSING, subject, evidence, remedy, lack.affected, certainty, tuple(because))
 
 
@@ -452,7 +458,7 @@ def _elsewhere(
     ]
     if should is not None:
         evidence.append(f"{node.subject}: its kubelet uses {node.runtime} with {should} ({should.known_from})")
-    remedy = tuple(fix_steps(snapshot, node, finding))
+    remedy = tuple(fix_steps(snapshot, node, finding, pods=lack.pods))
     return FoundCause(
         ELSEWHERE, toolkit.subject, (*evidence, *by_agent(finding)), remedy, (node.subject, *lack.affected)
     )

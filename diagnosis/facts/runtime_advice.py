@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
 from diagnosis.facts.commands import command, explain, kubectl
+from diagnosis.facts.crio_advice import crio_steps, hook_evidence, hook_steps, without_class, writes_for_containerd
 from diagnosis.facts.node_services import distribution_of, runtime_kind, unit_of_role
 from diagnosis.facts.symptoms import shortened
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node, RecordFinding
-from diagnosis.snapshot.pods import OTHER_VALUE, PodSpec
+from diagnosis.snapshot.pods import OTHER_VALUE, Pod, PodSpec
 from diagnosis.snapshot.workloads import Workload
 from healthcheck.checks.runtime_fixes import give_handler, helm_values
 from healthcheck.probes.container_runtime.distributions import (
+    BOTTLEROCKET,
+    CRIO_FOLDER,
+    CRIO_SOCKET,
+    GKE,
     K0S,
     K3S,
     K8S_SNAP,
     MICROK8S,
     RKE2,
     STANDARD_FILE,
+    TALOS,
     layout_of,
 )
-from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime
+from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER, ContainerRuntime
 
 _TOOLKIT = "nvidia-container-toolkit"
 _CONFIG, _SOCKET = "CONTAINERD_CONFIG", "CONTAINERD_SOCKET"
@@ -85,6 +91,8 @@ _FILES = {
         "k0s, by its version",
         (("RUNTIME_EXECUTABLE_PATH", "/var/lib/k0s/bin/containerd"),),
     ),
+    # Its containerd imports no drop-in of the toolkit: NVIDIA/gpu-operator issues 1577 and 1679.
+    GKE: RuntimeFiles("", "", "GKE, by its version", (("RUNTIME_CONFIG_SOURCE", "file"),)),
     MICROK8S: RuntimeFiles(
         "/var/snap/microk8s/current/args/containerd-template.toml",
         "/var/snap/microk8s/common/run/containerd.sock",
@@ -92,6 +100,12 @@ _FILES = {
     ),
 }
 """Files that the toolkit should write on the distributions where they are not the kubelet's own."""
+
+
+_OF_KINDS = {
+    CRIO: RuntimeFiles(CRIO_FOLDER, CRIO_SOCKET, "CRI-O, by its version"),
+    DOCKER: RuntimeFiles("/etc/docker/daemon.json", "/run/docker.sock", "Docker, by its version"),
+}
 
 
 def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
@@ -112,7 +126,7 @@ def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
 
 def target_of(toolkit: Workload) -> RuntimeFiles | None:
     """Return the target on the host from volumes and variables; None if they do not contain it."""
-    if toolkit.spec is None:
+    if toolkit.spec is None or not writes_for_containerd(toolkit):
         return None
     config, socket = (_on_host(toolkit.spec, key) for key in (_CONFIG, _SOCKET))
     return RuntimeFiles(config, socket, "its host paths") if config or socket else None
@@ -146,7 +160,8 @@ def where_it_should_write(node: Node | None, finding: RecordFinding | None) -> R
     if match is not None:
         return RuntimeFiles(match[1], socket, _BY_AGENT)
     # A distribution brings and configures only its own containerd, not CRI-O or Docker beside it.
-    files = _FILES.get(distribution_of(node)) if runtime_kind(node) == CONTAINERD else None
+    kind = runtime_kind(node)
+    files = _FILES.get(distribution_of(node)) if kind == CONTAINERD else _OF_KINDS[kind]
     if files is not None:
         version = f" {node.kubelet}" if "version" in files.known_from else ""
         return RuntimeFiles(files.config, files.socket, f"{files.known_from}{version}", files.more)
@@ -166,26 +181,54 @@ def by_agent(finding: RecordFinding | None) -> Iterator[str]:
 
 
 def fix_steps(
-    snapshot: Snapshot, node: Node | None, finding: RecordFinding | None, others: Iterable[Node] = ()
+    snapshot: Snapshot,
+    node: Node | None,
+    finding: RecordFinding | None,
+    others: Sequence[Node] = (),
+    pods: Sequence[Pod] = (),
 ) -> Iterator[str]:
-    """Yield the steps that restore NVIDIA's handler on the node; on several alike, the first known one of `others`.
+    """Yield the steps after which `pods` start on the node; on several alike, the first known one of `others`.
 
-    If the operator's toolkit is installed, the steps change the operator's values; it overwrites manual changes.
+    They restore NVIDIA's handler, if the node's runtime needs one. If the operator's toolkit is installed, they change
+    the operator's values; it overwrites manual changes.
     """
-    known = (where_it_should_write(one, finding if one is node else None) for one in (node, *others))
-    should = next((target for target in known if target is not None), None)
-    operators = next(iter(toolkits(snapshot)), None)
+    example = node or next(iter(others), None)
     if finding is not None and finding.reason not in _BY_CONFIGURING:
         yield f"Check the fault on the node itself: {explain(finding.reason)}"
-    if operators is not None:
-        yield from _by_helm(snapshot, operators, should)
-    elif finding is None or finding.reason in _BY_CONFIGURING:
-        match = _OWN_FILE.match(finding.detail) if finding is not None else None
-        recorded = should.config if should is not None and should.known_from == _BY_AGENT else ""
-        yield _by_hand(node, match[1] if match is not None else recorded)
-    if node is not None and node.handlers is not None:
+    if example is not None and hook_evidence(example, toolkits(snapshot)):
+        yield from hook_steps(snapshot, example, pods)
+        return
+    yield from _handler_steps(snapshot, node, finding, others)
+    if runtime_kind(example) == DOCKER and pods:
+        yield "An older cri-dockerd knows no handlers and refuses the pods: upgrade it, or rely on the default runtime"
+        yield from without_class(snapshot, pods)
+    elif node is not None and node.handlers is not None:
         path = "jsonpath={.status.runtimeHandlers[*].name}"
         yield f"Then check that the node reports it: {kubectl('get', node.meta, '-o', path)}"
+
+
+def _handler_steps(
+    snapshot: Snapshot, node: Node | None, finding: RecordFinding | None, others: Sequence[Node]
+) -> Iterator[str]:
+    known = (where_it_should_write(one, finding if one is node else None) for one in (node, *others))
+    should = next((target for target in known if target is not None), None)
+    example = node or next(iter(others), None)
+    toolkit = next(iter(toolkits(snapshot)), None)
+    is_configured = finding is None or finding.reason in _BY_CONFIGURING
+    match = _OWN_FILE.match(finding.detail) if finding is not None else None
+    recorded = should.config if should is not None and should.known_from == _BY_AGENT else ""
+    by_hand = _by_hand(example, match[1] if match is not None else recorded)
+    if runtime_kind(example) == CRIO:
+        yield from crio_steps(example, toolkit, by_hand if is_configured else "")
+    elif toolkit is not None and not _is_fixed(example):
+        yield from _by_helm(snapshot, toolkit, should)
+    elif is_configured:
+        yield by_hand
+
+
+def _is_fixed(node: Node | None) -> bool:
+    """Whether the toolkit can't configure the node: its runtime's files can't be changed, or it has Docker."""
+    return node is not None and (runtime_kind(node) == DOCKER or distribution_of(node) in (BOTTLEROCKET, TALOS))
 
 
 def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None) -> Iterator[str]:

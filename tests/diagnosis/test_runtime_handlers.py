@@ -209,7 +209,7 @@ BY_HAND: list[tuple[str, Object, str]] = [
 @pytest.mark.parametrize(("changes", "words"), [pair[1:] for pair in BY_HAND], ids=[pair[0] for pair in BY_HAND])
 def test_steps_on_the_node_depend_on_its_distribution(changes: Object, words: str) -> None:
     (problem,) = judged(node("a", **({"handlers": ("", "runc")} | changes)), NVIDIA, stuck()).problems
-    (commands,) = [text for text in problem.found.remedy if "kubectl get node" not in text]
+    commands = next(text for text in problem.found.remedy if "kubectl get node" not in text)
 
     assert words in commands
     assert words.startswith("`nvidia-ctk") or "nvidia-ctk" not in commands

@@ -1,0 +1,112 @@
+"""Steps for pods that name a handler which CRI-O or Docker does not have: neither reads containerd's files. Pure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+
+from diagnosis.facts.commands import command
+from diagnosis.facts.node_services import distribution_of, runtime_kind
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+from diagnosis.snapshot.workloads import Workload
+from healthcheck.probes.container_runtime.distributions import CRIO_FOLDER, CRIO_UNREAD, OPENSHIFT
+from healthcheck.probes.container_runtime.facts import CRIO
+from healthcheck.text.naming import named
+
+_HOOKS = "oci/hooks.d"
+_MODE, _RUNTIME = "CRIO_CONFIG_MODE", "RUNTIME"
+_DEPLOY = "nvidia.com/gpu.deploy.container-toolkit"
+_TEMPLATED = ("deployment", "statefulset", "daemonset", "replicaset")
+_REMOVE = json.dumps([{"op": "remove", "path": "/spec/template/spec/runtimeClassName"}])
+_POD = json.dumps({"spec": {"nodeName": None, "runtimeClassName": None, "overhead": None}})
+_MOST_NAMED = 4
+
+
+def variables_of(toolkit: Workload) -> dict[str, str]:
+    """Return the variables of the toolkit's own containers."""
+    containers = toolkit.spec.containers if toolkit.spec is not None else ()
+    return {name: value for container in containers if not container.init for name, value in container.env.items()}
+
+
+def hook_evidence(node: Node | None, toolkits: Sequence[Workload]) -> tuple[str, ...]:
+    """Return signs that the node's CRI-O injects GPUs by NVIDIA's OCI hook, so that there is no handler; () if none.
+
+    The toolkit adds handlers to CRI-O only with CRIO_CONFIG_MODE=config, which the operator sets if CDI is enabled.
+    """
+    if node is None or runtime_kind(node) != CRIO:
+        return ()
+    for toolkit in toolkits:
+        env, volumes = variables_of(toolkit), toolkit.spec.host_volumes.values() if toolkit.spec is not None else ()
+        if env.get(_MODE, "hook") != "hook" or writes_for_containerd(toolkit):
+            return ()
+        folder = next((path for path in volumes if path.rstrip("/").endswith(_HOOKS)), "")
+        signs = [f"{_RUNTIME}={env[_RUNTIME]}"] if _RUNTIME in env else []
+        signs += [f"volume {folder}"] if folder else []
+        return (f"{toolkit.subject} installs an OCI hook for CRI-O, no handler: {', '.join(signs) or f'no {_MODE}'}",)
+    if distribution_of(node) == OPENSHIFT:
+        return (f"{node.subject} runs OpenShift: NVIDIA's toolkit installs an OCI hook there, no handler, without CDI",)
+    return ()
+
+
+def writes_for_containerd(toolkit: Workload) -> bool:
+    """Whether the toolkit is set up for containerd."""
+    env = variables_of(toolkit)
+    if _RUNTIME in env:
+        return env[_RUNTIME] == "containerd"
+    volumes = toolkit.spec.host_volumes if toolkit.spec is not None else {}
+    return "containerd-config" in volumes or "CONTAINERD_CONFIG" in env
+
+
+def without_class(snapshot: Snapshot, pods: Sequence[Pod]) -> Iterator[str]:
+    """Yield the steps that take runtimeClassName out of the objects that people wrote for these pods."""
+    written = list(dict.fromkeys(snapshot.line(pod.meta)[-1] for pod in pods))
+    yield f"Take the line runtimeClassName out of {named(written, _MOST_NAMED) or 'the pods'}"
+    for kind, namespace, name in (subject.split("/") for subject in written[:_MOST_NAMED]):
+        if kind in _TEMPLATED:
+            patch = command("kubectl", "-n", namespace, "patch", kind, name, "--type=json", "-p", _REMOVE)
+            yield f"This also replaces its pods: {patch}"
+        elif kind == "pod":
+            yield from _pod_again(namespace, name)
+        elif kind == "job":
+            yield f"A Job's template can't be changed: delete {name} and create it from its manifest without the line"
+
+
+def _pod_again(namespace: str, name: str) -> Iterator[str]:
+    """Yield the steps that create a pod without a controller again, without the line."""
+    file, delete = shlex.quote(f"{name}.yaml"), shlex.join(("kubectl", "-n", namespace, "delete", "pod", name))
+    save = shlex.join(("kubectl", "-n", namespace, "get", "pod", name, "-o", "yaml"))
+    patch = shlex.join(("kubectl", "patch", "--local", "--type=merge", "-o", "json", "-p", _POD))
+    yield f"Save the manifest of the pod, which no controller creates again: `{save} > {file}`"
+    yield f"Then create it without the line: `{delete} && {patch} -f {file} | kubectl create -f -`"
+
+
+def hook_steps(snapshot: Snapshot, node: Node, pods: Sequence[Pod]) -> Iterator[str]:
+    """Yield the steps on a node whose CRI-O has NVIDIA's hook instead of a handler."""
+    yield from without_class(snapshot, pods)
+    if distribution_of(node) != OPENSHIFT:
+        yield (
+            "If a container then has no GPU, CRI-O does not read the hook: `crio config` on the node must list the "
+            "hook's folder in hooks_dir (the operator's: /run/containers/oci/hooks.d); then `systemctl restart crio`"
+        )
+
+
+def crio_steps(node: Node | None, toolkit: Workload | None, by_hand: str) -> Iterator[str]:
+    """Yield the steps that give a handler to a node's CRI-O."""
+    if toolkit is not None and not writes_for_containerd(toolkit):
+        log = command("kubectl", "-n", toolkit.meta.namespace, "logs", f"daemonset/{toolkit.meta.name}")
+        yield f"Check in the toolkit's log that it wrote CRI-O's configuration: {log}"
+    elif by_hand:
+        if toolkit is not None and node is not None:
+            off = command("kubectl", "label", "node", node.name, f"{_DEPLOY}=false", "--overwrite")
+            yield f"The operator's toolkit is set up for containerd on all nodes; keep it off this one: {off}"
+        yield by_hand
+    restart = "systemctl restart crio"
+    if node is not None and distribution_of(node) == OPENSHIFT:
+        restart = f"oc debug node/{node.name} -- chroot /host {restart}"
+    yield (
+        f"On the node `crio config` must show the handler: CRI-O reads {CRIO_FOLDER}, not {CRIO_UNREAD}. Move NVIDIA's "
+        f"file if it is there, then `{restart}`"
+    )
