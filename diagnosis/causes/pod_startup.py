@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from diagnosis.causes.claim_preparation import explained
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.pod_startup_table import (
     ATTACH,
     CAUSES,
     CDI_STALE,
     CDI_UNRESOLVED,
+    CLAIM_API,
     CLAIM_FAILS,
     COMMAND_MISSING,
     CONFIG_MISSING,
@@ -44,6 +46,7 @@ from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
 from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.compute_domains import claims_channel
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.node_services import runtime_steps
 from diagnosis.facts.symptoms import (
@@ -151,7 +154,7 @@ def _as_on_the_node(snapshot: Snapshot, pod: Pod, known: Recognised) -> Recognis
 
 
 def _suspects(snapshot: Snapshot) -> Iterator[Pod]:
-    """Yield GPU pods, and pods of components that GPUs need, that do not run."""
+    """Yield GPU pods, pods with an IMEX channel, and pods of components that GPUs need, that do not run."""
     with_gpus = {pod.subject for pod in gpu_pods(snapshot)}
     for pod in snapshot.pods:
         if not is_stuck(pod) and (pod.phase != "Failed" or pod.reason or replaced(snapshot, pod)):
@@ -159,7 +162,7 @@ def _suspects(snapshot: Snapshot) -> Iterator[Pod]:
         if role_of(pod.meta, {}, pod.spec) is not None:
             if not pod.over and not _is_at_work(snapshot, pod):
                 yield pod
-        elif pod.subject in with_gpus:
+        elif pod.subject in with_gpus or claims_channel(snapshot, pod):
             yield pod
 
 
@@ -260,7 +263,7 @@ def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
     symptoms = tuple(event for event in events if not _PASSES.search(event.text))
     for symptom in symptoms:
         if symptom.reason == _CLAIM_EVENT:
-            return _as(CLAIM_FAILS, (symptom,))
+            return recognised(texts_in(_EVENT, (CLAIM_API,)), (symptom,)) or _as(CLAIM_FAILS, (symptom,))
         if symptom.reason in _VOLUME_EVENTS:
             return recognised((*_CONFIG, *_VOLUMES), (each for each in symptoms if each.reason in _VOLUME_EVENTS))
         if symptom.reason in _SANDBOX_EVENTS:
@@ -331,7 +334,8 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
     own = tuple(runtime_steps(node)) if known.cause is RUNTIME_SILENT and node is not None else (known.cause.remedy,)
     remedy = (*_special(known, images, node), *own, look)
     affected = tuple(one.pod.subject for one in stuck)
-    return FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
+    found = FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
+    return explained(snapshot, found, pod, known.symptom.text) if known.cause in (CLAIM_API, CLAIM_FAILS) else found
 
 
 def _containers(stuck: Iterable[RecognisedPod]) -> Iterator[Container]:

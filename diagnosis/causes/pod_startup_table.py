@@ -251,11 +251,25 @@ VOLUME_FAILS = _runtime(
     "Follow its message: check the storage driver on the node, the host path, or the claim.",
     Signature(r"", _KUBELET, _EVENT),
 )
+CLAIM_API = _runtime_on_node(
+    "ClaimApiVersionMismatched",
+    "The kubelet requests ResourceClaims in an API version that the API server does not serve: the two have versions "
+    "that do not fit.",
+    "Upgrade the older of the two: the kubelet must not be newer than the API server, and from 1.34 on both use "
+    "resource.k8s.io/v1.",
+    Signature(
+        r"\bfetch ResourceClaim \S{1,253}(?: referenced by pod \S{1,253})?:[^\n]{0,40}"
+        r"the server could not find the requested resource",
+        _KUBELET,
+        _EVENT,
+    ),
+    source="https://kubernetes.io/releases/version-skew-policy/; pkg/kubelet/cm/dra/manager.go of Kubernetes",
+)
 CLAIM_FAILS = _runtime_on_node(
     "ClaimNotPrepared",
-    "The driver of dynamic resource allocation fails to prepare the pod's claim on the node.",
+    "The pod's claim of dynamic resource allocation is not prepared on the node.",
     "Read the log of the DRA driver's kubelet plugin on the node.",
-    follows=("DraDriverNotReady",),
+    follows=("DraDriverNotReady", "NetworkDraDriverNotReady"),
 )
 INIT_FAILS = _started(
     "InitContainerFails",
@@ -287,7 +301,7 @@ CAUSES = (
         IMAGE_ABSENT,
         IMAGE_NO_SPACE,
     ),
-    *(IMAGE_FAILS, CONFIG_MISSING, VOLUME_ELSEWHERE, VOLUME_FAILS, CLAIM_FAILS, INIT_FAILS),
+    *(IMAGE_FAILS, CONFIG_MISSING, VOLUME_ELSEWHERE, VOLUME_FAILS, CLAIM_API, CLAIM_FAILS, INIT_FAILS),
 )
 HARDWARE = _running_on_node(
     "GpuHardwareFault",

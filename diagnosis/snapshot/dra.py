@@ -79,8 +79,12 @@ def _allocated(results: object) -> tuple[str, ...]:
 
 
 class ResourceClaim(ApiObject, frozen=True):
-    """Claim of a pod. `devices` are the allocated devices, as driver/pool/device; empty before allocation."""
+    """Claim of a pod. `devices` are the allocated devices, as driver/pool/device; empty before allocation.
 
+    `api` is the API version in which it was listed, the newest that the API server serves.
+    """
+
+    api: Annotated[str, At("apiVersion")] = ""
     requests: Annotated[tuple[Request, ...], At("spec.spec.devices.requests", "spec.devices.requests")] = ()
     devices: Annotated[tuple[str, ...], At("status.allocation.devices.results"), _allocated] = ()
     reserved_for: Annotated[tuple[str, ...], At("status.reservedFor"), names] = ()

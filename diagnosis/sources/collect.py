@@ -162,7 +162,9 @@ class Collector:
         for version in kind.versions:
             served = replace(kind, group=kind.group.format(version))
             try:
-                yield from self._objects(served.path(namespace), kind.resource, query)
+                for entry in self._objects(served.path(namespace), kind.resource, query):
+                    # The API server omits the version in the objects of a list.
+                    yield entry if version == "" else {"apiVersion": served.group.removeprefix("apis/"), **entry}
             except NotFound:
                 continue
             return
