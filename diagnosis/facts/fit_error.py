@@ -1,7 +1,7 @@
 """Parse a scheduler's text about a pod that no node accepts: each reason, and its node count. Pure.
 
-Supported are kube-scheduler since 1.16 (`0/4 nodes are available: …`) and Volcano (`0/4 nodes are unavailable: …`),
-with the texts that extenders and other plugins add.
+Supported are kube-scheduler since 1.16 (`0/4 nodes are available: …`), Volcano (`0/4 nodes are unavailable: …`) and KAI
+(`no nodes with enough resources were found: …`), with the texts that extenders and other plugins add.
 """
 
 from __future__ import annotations
@@ -14,6 +14,18 @@ from msgspec import Struct
 
 _HEAD = re.compile(r"(\d{1,7})/(\d{1,7}) nodes are (?:un)?available: ?", re.ASCII)
 _NEXT = re.compile(r", (?=\d{1,7} )", re.ASCII)
+_OF_KAI = re.compile(r"no nodes with enough resources were found[:.]\s*", re.ASCII | re.IGNORECASE)
+_NEXT_OF_KAI = re.compile(r"\.\s+(?=\d{1,7} |<)", re.ASCII)
+"""KAI counts the nodes for each reason, or with detailed errors names each node: `<a>: Node didn't have …`."""
+_NODE_OF_KAI = re.compile(r"<[^<>]{1,253}>: (?=.)", re.ASCII | re.DOTALL)
+_RESOURCES = {
+    "GPUs": "nvidia.com/gpu",
+    "GPU memory": "nvidia.com/gpu.memory",
+    "CPU cores": "cpu",
+    "Too many pods": "pods",
+    "pod number": "pods",
+}
+"""Names of resources by a scheduler's words for them."""
 _COUNTED = re.compile(r"(\d{1,7}) (.+)", re.ASCII | re.DOTALL)
 _AFTER = (
     *("preemption:", "no new claims to deallocate", "still not schedulable", "deallocation of ResourceClaim completed"),
@@ -81,6 +93,11 @@ _TEXTS: tuple[tuple[ReasonSubject, str], ...] = (
     ),
     (ReasonSubject.SHORT, r"\AInsufficient (\S{1,320})"),
     (ReasonSubject.SHORT, r"\A(?:node\(s\) had )?(Too many pods)"),
+    (
+        ReasonSubject.SHORT,
+        r"didn't have enough (?:resources?|of mig profile): (GPU memory|CPU cores|[^\s,]{1,320}?)(?=[.,]?(?:\s|\Z))",
+    ),
+    (ReasonSubject.SHORT, r"node\(s\) (pod number) exceeded"),
     (ReasonSubject.TAINT, r"had untolerated taint\(s\)"),
     (ReasonSubject.TAINT, r"had (?:un)?tolerated taint (\{[^{}]{0,700}\})"),
     (ReasonSubject.TAINT, r"had taint (\{[^{}]{0,700}\})"),
@@ -127,20 +144,28 @@ _OF_THE_POD = (
 def parse(message: str) -> FitError | None:
     """Parse a scheduler's text; None for any other text.
 
-    Volcano's text names the group first, then why one pod of the group does not fit.
+    The texts of Volcano and KAI name the group first, then why one pod of the group does not fit.
     """
     if _EMPTY in message:
         return FitError(0, ())
     head = _HEAD.search(message)
+    if head is None and (of_kai := _OF_KAI.search(message)) is not None:
+        texts = (_NODE_OF_KAI.sub("1 ", text).strip(" .") for text in _NEXT_OF_KAI.split(message[of_kai.end() :]))
+        return FitError(None, (*_of_group(message[: of_kai.start()]), *map(_reason, filter(None, texts))))
     if head is None:
         alone = reason_of(message)
         return FitError(None, (alone,)) if alone.about in _OF_THE_POD else None
     rest = message[head.end() :]
     cut = min((at for text in _AFTER if (at := rest.find(text)) >= 0), default=len(rest))
     body = rest[:cut].strip(" .,")
-    before = (reason for reason in (reason_of(message[: head.start()]),) if reason.about is ReasonSubject.GANG)
+    before = _of_group(message[: head.start()])
     listed = (_reason(word.strip(" .")) for word in _NEXT.split(body) if word.strip(" ."))
     return FitError(int(head[2]), (*before, *listed))
+
+
+def _of_group(text: str) -> tuple[UnfitReason, ...]:
+    reason = reason_of(text)
+    return (reason,) if reason.about is ReasonSubject.GANG else ()
 
 
 def reason_of(text: str, nodes: int | None = None) -> UnfitReason:
@@ -149,7 +174,7 @@ def reason_of(text: str, nodes: int | None = None) -> UnfitReason:
         found = pattern.search(text)
         if found is not None:
             what = (found[1] or "") if pattern.groups else ""
-            return UnfitReason(subject, text, nodes, "pods" if what.lower() == "too many pods" else what)
+            return UnfitReason(subject, text, nodes, _RESOURCES.get(what, what))
     return UnfitReason(ReasonSubject.OTHER, text, nodes)
 
 

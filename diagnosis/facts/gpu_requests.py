@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from functools import lru_cache
 
+from msgspec import Struct
+
+from diagnosis.facts.quantity import amount
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.dra import DeviceClass
 from diagnosis.snapshot.grouping import grouped
@@ -20,9 +24,50 @@ _GPU = re.compile(
 _GPU_CLASS = re.compile(r"\b(?:v?gpu|mig|vfio)\b", re.ASCII | re.IGNORECASE)
 """DeviceClasses and their drivers: `gpu.nvidia.com`, `mig.nvidia.com`, `vfio.gpu.nvidia.com`, `gpu.amd.com`."""
 _MEANT = re.compile(r"gpu|cuda|\bmig-|\d{1,2}g\.\d{1,3}gb|nvidia\.com/[a-z]{1,3}\d{1,4}", re.ASCII | re.IGNORECASE)
+_OTHER_VENDORS = re.compile(
+    r"huawei\.com/(?:npu|ascend)|(?:cambricon|kunlunxin|vastaitech|mthreads|hygon|enflame|metax-tech)\.com/"
+    r"|iluvatar\.ai/|habana\.ai/|aws\.amazon\.com/neuron",
+    re.ASCII | re.IGNORECASE,
+)
+"""Accelerators of other vendors, as HAMi and the vendors' device plugins call them."""
 _SWEEP = "gpu-healthcheck-sweep"
 SHARES = frozenset(f"nvidia.com/{one}" for one in ("gpumem", "gpumem-percentage", "gpucores", "priority"))
 """HAMi's resources that no node offers, and no other scheduler knows."""
+
+
+_FRACTION, _MEMORY, _DEVICES = "gpu-fraction", "gpu-memory", "gpu-fraction-num-devices"
+_OF_CONTAINER = re.compile(r"nvidia\.com/container\.\S{1,253}\.gpu-memory\.request\Z", re.ASCII)
+_MIB = 1 << 20
+
+
+class GpuShare(Struct, frozen=True):
+    """Share of GPUs that a pod requests from KAI or run:ai by an annotation, and not by a resource.
+
+    `text`: the annotation. It is a `fraction` or `memory`, in MiB, of each of `devices` GPUs; both are None if the
+    value is unreadable.
+    """
+
+    text: str
+    devices: Decimal
+    fraction: Decimal | None = None
+    memory: Decimal | None = None
+
+    def portion(self, whole: Decimal | None) -> Decimal | None:
+        """Return the requested portion of a GPU with `whole` MiB; None if it is unknown."""
+        return self.memory / whole if self.memory is not None and whole else self.fraction
+
+
+def share_of(pod: Pod) -> GpuShare | None:
+    """Return the share that the pod requests; None if its scheduler does not read such annotations."""
+    noted = pod.meta.annotations
+    name = next((name for name in noted if name in (_FRACTION, _MEMORY) or _OF_CONTAINER.match(name)), "")
+    if not name or pod.spec.scheduler in ("", "default-scheduler"):
+        return None
+    value, devices = amount(noted[name]), amount(noted.get(_DEVICES, "1")) or Decimal(1)
+    if name == _FRACTION:
+        return GpuShare(f"{name}={noted[name]}", devices, fraction=value)
+    memory = value / _MIB if value is not None and value > _MIB else value
+    return GpuShare(f"{name}={noted[name]}", devices, memory=memory)
 
 
 def is_gpu(resource: str) -> bool:
@@ -33,6 +78,11 @@ def is_gpu(resource: str) -> bool:
 def meant_as_gpu(resource: str) -> bool:
     """Whether the name was meant as a GPU, even if misspelled: `nvidia.com/GPU`, `nividia.com/gpu`."""
     return is_gpu(resource) or _MEANT.search(resource) is not None
+
+
+def is_accelerator(resource: str) -> bool:
+    """Whether the name was meant as a GPU, or as the accelerator of another vendor."""
+    return meant_as_gpu(resource) or _OTHER_VENDORS.match(resource) is not None
 
 
 def gpus_of(container: Container) -> dict[str, str]:

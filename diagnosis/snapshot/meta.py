@@ -22,6 +22,8 @@ _OF_A_CORDON = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 """Annotations of programs that cordon nodes."""
+_SHARES = frozenset(("gpu-fraction", "gpu-memory", "gpu-fraction-num-devices"))
+"""Annotations by which a pod requests a share of a GPU from KAI or run:ai."""
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _LONGEST_ANNOTATION = 64 * 1024
 """Longest annotation: more than our records, and HAMi's registration of a node full of cards."""
@@ -47,6 +49,8 @@ def is_kept(annotation: str) -> bool:
 
     Writers in the known domains record an object's state. Other annotations may have any content.
     """
+    if annotation in _SHARES:
+        return True
     known = _KEPT.match(annotation) or _OF_A_CORDON.match(annotation)
     return annotation != _LAST_APPLIED and known is not None
 

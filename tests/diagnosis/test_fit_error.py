@@ -7,6 +7,7 @@ import pytest
 from diagnosis.facts.fit_error import ReasonSubject, parse
 
 _TAIL = "preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
+_KAI = "no nodes with enough resources were found"
 Reason = tuple[ReasonSubject, int | None, str]
 READ: list[tuple[str, list[Reason]]] = [
     (f"4 Insufficient nvidia.com/gpu. {_TAIL}", [(ReasonSubject.SHORT, 4, "nvidia.com/gpu")]),
@@ -53,6 +54,23 @@ READ: list[tuple[str, list[Reason]]] = [
 OTHERS = [
     ("0/1 nodes are unavailable: 1 Insufficient nvidia.com/gpu.", [(ReasonSubject.SHORT, 1, "nvidia.com/gpu")]),
     ("no nodes available to schedule pods", []),
+    (
+        f"{_KAI}: 2 node(s) had untolerated taint(s). \n5 node(s) didn't have enough resources: GPUs.",
+        [(ReasonSubject.TAINT, 2, ""), (ReasonSubject.SHORT, 5, "nvidia.com/gpu")],
+    ),
+    (
+        f"{_KAI}: 1 node(s) didn't have enough resources: CPU cores. 2 node(s) didn't have enough of mig profile: x/y.",
+        [(ReasonSubject.SHORT, 1, "cpu"), (ReasonSubject.SHORT, 2, "x/y")],
+    ),
+    (
+        f"\n{_KAI}.\n<a>: Node didn't have enough resource: GPUs, requested: 2, used: 6, capacity: 8.",
+        [(ReasonSubject.SHORT, 1, "nvidia.com/gpu")],
+    ),
+    (
+        f"Resources were found for 5 pods, 9 are required for gang scheduling. {_KAI}: 2 cannot allocate all claims.",
+        [(ReasonSubject.GANG, None, ""), (ReasonSubject.CLAIM, 2, "")],
+    ),
+    (f"{_KAI}: 3 node(s) pod number exceeded.", [(ReasonSubject.SHORT, 3, "pods")]),
 ]
 ROWS = [*((f"0/4 nodes are available: {text}", reasons) for text, reasons in READ), *OTHERS]
 

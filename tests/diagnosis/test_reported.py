@@ -63,7 +63,7 @@ REPORTED: dict[str, tuple[list[Object], list[tuple[str, str]]]] = {
         [("GpusAllInUse", f"resource/{GPU}")],
     ),
     "a scheduler of other words, where there is room": (
-        [node("a"), pod("t", conditions=refused("Workload requested 8 GPUs, but project quota is 4 GPUs"))],
+        [node("a"), pod("t", conditions=refused("the stars are not aligned for this pod"))],
         [("NoNodeFits", "pod/team/t")],
     ),
     "a pod refused before any node, in old words": (

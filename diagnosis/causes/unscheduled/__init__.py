@@ -18,9 +18,11 @@ from diagnosis.causes.unscheduled import (
     autoscaling,
     device_claims,
     queues,
+    quotas,
     refused,
     resources,
     schedulers,
+    shared_gpus,
     unknown_resources,
     volumes,
 )
@@ -61,6 +63,7 @@ WITHOUT_HOLDERS = frozenset(
     (
         *(unknown_resources.MISSPELLED, unknown_resources.RENAMED, unknown_resources.ONLY_MIG),
         *(resources.TOO_MANY, refused.UNMATCHED, queues.KUEUE, queues.TOPOLOGY, queues.GATED, schedulers.ERROR),
+        *(*quotas.CAUSES, shared_gpus.UNLABELLED),
         *(volumes.UNBOUND, volumes.MISSING, device_claims.NO_CLASS, device_claims.NO_CLAIM),
     )
 )
@@ -104,6 +107,8 @@ def _explain(
         yield from obstacles
         if obstacles:
             yield from autoscaling.find_no_node(snapshot, waiting)
+        elif not waiting.is_judged:
+            yield from _quoted(snapshot, waiting)
         elif not waiting.reasons(*_BEFORE_NODES) and not schedulers.is_error(waiting):
             alike.append(waiting)
     if not alike or (compares and _is_room_coming(snapshot, alike, nodes)):
@@ -120,6 +125,8 @@ def _explain(
 def _before_nodes(snapshot: Snapshot, waiting: Waiting, *, compares: bool) -> Iterator[FoundCause]:
     """Yield obstacles of the pods as such: the scheduler has not judged any node."""
     yield from schedulers.find_error(waiting)
+    yield from quotas.find_refused(waiting)
+    yield from shared_gpus.find_unbound(snapshot, waiting)
     if waiting.reasons(*_BEFORE_NODES):
         yield from () if volumes.are_settled(snapshot, waiting) else volumes.find_unbound(snapshot, waiting)
     elif device_claims.is_about_claims(waiting):
@@ -170,14 +177,24 @@ def _judge_nodes(snapshot: Snapshot, waiting: Waiting, every: Sequence[NodeUse])
     if not selected:
         nodes, rest = [use.node for use in offering], [use.node for use in others]
         return _Outlook([refused.find_unmatched(snapshot, waiting, nodes, rest)])
-    large, too_large = resources.large_enough(waiting, selected)
-    if too_large is not None:
-        return _Outlook([too_large])
+    large, too_large = _large_enough(waiting, selected)
+    if too_large:
+        return _Outlook(too_large)
     closed, opened = _parted(large, lambda use: bool(refused.closed_by(waiting.spec, use.node)))
-    if any(use.fits(asked) for use in opened):
+    if any(use.fits(asked) or shared_gpus.has_room(use, waiting) for use in opened):
         return _Outlook(open_nodes=opened)
     silent = [use for use in others if has_nvidia(use.node) and selects(waiting.spec, use.node)]
     return _Outlook(list(_without_room(snapshot, waiting, closed, opened, silent)))
+
+
+def _large_enough(waiting: Waiting, nodes: Sequence[NodeUse]) -> tuple[Sequence[NodeUse], Sequence[FoundCause]]:
+    """Return the nodes whose total suffices, and the memory of their GPUs, or what all of them lack."""
+    known = shared_gpus.with_memory(waiting, nodes)
+    if not known:
+        unlabelled = list(shared_gpus.find_unlabelled(waiting, (use.node for use in nodes)))
+        return (), unlabelled or [resources.too_much_memory(waiting, nodes)]
+    large, too_large = resources.large_enough(waiting, known)
+    return large, () if too_large is None else (too_large,)
 
 
 def _parted(nodes: Iterable[NodeUse], condition: Callable[[NodeUse], bool]) -> tuple[list[NodeUse], list[NodeUse]]:
@@ -254,6 +271,7 @@ def _beside_room(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse])
     name = next(iter(waiting.devices), "")
     free_devices = sum((use.free(name) for use in nodes), ZERO) if name else ZERO
     yield from schedulers.find_gang(snapshot, waiting, free_devices)
+    yield from shared_gpus.find_unlabelled(waiting, (use.node for use in nodes))
 
 
 def _is_outdated(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) -> bool:
@@ -273,12 +291,12 @@ def _quoted(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 
     Reasons about nodes with the GPUs rank before reasons about other nodes.
     """
-    found = list(resources.find_by_text(snapshot, waiting)) or list(_by_reasons(waiting, _BY_REASON))
+    judged = waiting.is_judged and waiting.share is None
+    found = list(resources.find_by_text(snapshot, waiting)) if judged else []
+    found = found or list(_by_reasons(waiting, _BY_REASON))
     yield from found
     if not found:
-        above = hami.above(snapshot, waiting.pods[0])
-        text = f"the scheduler: {waiting.message}"
-        yield waiting.found(volumes.UNEXPLAINED, text, certainty=Certainty.LIKELY, because_of=above)
+        yield schedulers.unexplained(waiting, hami.above(snapshot, waiting.pods[0]))
 
 
 def _by_reasons(waiting: Waiting, subjects: Iterable[ReasonSubject]) -> Iterator[FoundCause]:
@@ -295,8 +313,9 @@ SEARCHES = (
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
     Search(
         (
-            *(*unknown_resources.CAUSES, *refused.CAUSES, *resources.CAUSES),
+            *(*unknown_resources.CAUSES, *refused.CAUSES, *resources.CAUSES, *shared_gpus.CAUSES),
             *(*autoscaling.CAUSES, *volumes.CAUSES, *device_claims.CAUSES, schedulers.ERROR),
+            *(schedulers.UNEXPLAINED, *quotas.CAUSES),
         ),
         ("Pod",),
         find_unschedulable,

@@ -10,11 +10,11 @@ from itertools import islice
 from msgspec.structs import replace
 
 from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
-from diagnosis.causes.unscheduled import autoscaling, refused, unknown_resources
+from diagnosis.causes.unscheduled import autoscaling, refused, shared_gpus, unknown_resources
 from diagnosis.causes.unscheduled.waiting import Waiting, is_stuck
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
-from diagnosis.facts.gpu_requests import SHARES, is_gpu, meant_as_gpu
+from diagnosis.facts.gpu_requests import SHARES, is_accelerator
 from diagnosis.facts.placement import HOST, ZERO, NodeUse, asked_by, has, is_extended, nodes_with, offers
 from diagnosis.facts.quantity import amount, counted, shown
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, origins
@@ -46,7 +46,7 @@ HOST_USED_UP = _scheduled(
 )
 TOO_MANY = _scheduled(
     "MoreGpusThanAnyNodeHas",
-    "One pod requests more GPUs than any eligible node has.",
+    "One pod requests more GPUs, or more memory of one GPU, than any eligible node has.",
     "Request fewer GPUs per pod and spread the work over several pods, or add larger nodes.",
     severity=CauseSeverity.HIGH,
 )
@@ -67,6 +67,10 @@ CAUSES = (IN_USE, FRAGMENTED, TERMINATING, UNHEALTHY, HOST_USED_UP, TOO_MANY, TO
 _HANGS = (
     "Check the node for a process that cannot be killed (state D), such as one that hangs in the GPU driver; "
     "a reboot of the node ends it."
+)
+_SHARES = (
+    "Or let the pods that own whole GPUs request shares, too: KAI shares a GPU only among pods with the annotation "
+    "`gpu-fraction` or `gpu-memory` and without the resource."
 )
 _MOST_NODES = 8
 _MOST_HOLDERS = 4
@@ -91,10 +95,19 @@ def large_enough(
             wanted, least = shown(name, asked), shown(name, most)
             there = f"the most on one node is {least} ({largest})" if most else "no suitable node has any"
             evidence = f"one pod requests {wanted} {name}; {there}"
-            cause = TOO_MANY if meant_as_gpu(name) else TOO_MUCH
+            cause = TOO_MANY if is_accelerator(name) else TOO_MUCH
             return (), waiting.found(cause, evidence, remedy=tuple(_fewer(name, asked, least if most else "")))
         nodes = large
     return nodes, None
+
+
+def too_much_memory(waiting: Waiting, nodes: Sequence[NodeUse]) -> FoundCause:
+    """Return the result for a share with more memory than any GPU has."""
+    most, largest = max((shared_gpus.memory_of(use.node) or ZERO, use.node.name) for use in nodes)
+    asked = waiting.share.text if waiting.share is not None else ""
+    evidence = f"one pod requests {asked}, in MiB; the most of one GPU is {shown('', most)} ({largest})"
+    remedy = (f"Request at most gpu-memory={shown('', most)} of each GPU, or add nodes with larger GPUs.",)
+    return waiting.found(TOO_MANY, evidence, remedy=remedy)
 
 
 def _fewer(name: str, asked: Decimal, most: str) -> Iterator[str]:
@@ -108,7 +121,7 @@ def _fewer(name: str, asked: Decimal, most: str) -> Iterator[str]:
             "offers huge pages, no device plugin does. Then restart the kubelet."
         )
         yield f"Or request at most {most}." if most else f"Or remove {name} from the pod."
-    elif meant_as_gpu(name):
+    elif is_accelerator(name):
         yield f"Request at most {most} {name} per pod, and let several pods share the work."
     else:
         yield f"Request at most {most} {name} per pod."
@@ -218,7 +231,7 @@ def _unhealthy(snapshot: Snapshot, waiting: Waiting, nodes: Iterable[NodeUse]) -
 
 def _used_up(waiting: Waiting, nodes: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Yield resources other than GPUs that are used up on nodes where enough GPUs are free."""
-    asked_gpus = {name: asked for name, asked in waiting.counted.items() if is_gpu(name)}
+    asked_gpus = {name: asked for name, asked in waiting.counted.items() if is_accelerator(name)}
     with_gpus = [use for use in nodes if use.fits(asked_gpus)]
     for name, asked in sorted(waiting.counted.items()):
         short = [use for use in with_gpus if use.free(name) < asked]
@@ -245,9 +258,11 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) 
             continue
         scattered = sum(free) >= asked
         total = f"{shown(name, Decimal(sum(free)))} {name} free on {counted(len(nodes), 'eligible node')}"
+        share = f" ({waiting.share.text} by annotation: a GPU that is free or shared)" if waiting.share else ""
         evidence = (
-            f"one pod requests {shown(name, asked)}; {total}",
+            f"one pod requests {shown(name, asked)}{share}; {total}",
             *_owners(name, sorted(nodes, key=lambda use: -use.free(name)) if scattered else nodes),
+            *shared_gpus.without_label(waiting, nodes),
             *autoscaling.refusal_of(snapshot, waiting.pods),
         )
         remedy = (
@@ -256,6 +271,7 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) 
             else (
                 f"List the owners of {name}: {command('gpu-healthcheck', 'status', '--allocation')}",
                 "Stop unneeded workloads, give the waiting pods a higher priority, or add nodes.",
+                *((_SHARES,) if waiting.share is not None else ()),
             )
         )
         cause = FRAGMENTED if scattered else IN_USE
@@ -272,7 +288,9 @@ def _owners(name: str, nodes: Sequence[NodeUse]) -> Iterator[str]:
 
 def _holders(use: NodeUse, name: str) -> str:
     holders = use.holders(name)
-    first = ", ".join(f"{pod.subject} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS])
+    first = ", ".join(
+        f"{shared_gpus.holder(use, pod)} ({shown(name, value)})" for value, pod in holders[:_MOST_HOLDERS]
+    )
     more = len(holders) - _MOST_HOLDERS
     return f"{first} and {more} more" if more > 0 else first or "no visible pod"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -18,7 +19,7 @@ from diagnosis.facts.gangs import Gang, gang_of, group_message, is_held_back
 from diagnosis.facts.placement import ZERO, asked_by
 from diagnosis.facts.quantity import counted, shown
 from diagnosis.hami.installation import installations
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import Meta, subject
@@ -51,12 +52,43 @@ NO_GROUP = _scheduled(
     "Create the PodGroup, or name an existing one: `schedulingGroup` can't be changed, so the pods are created again.",
     source="https://kubernetes.io/docs/concepts/scheduling-eviction/gang-scheduling/; KEP-4671",
 )
+UNEXPLAINED = _scheduled(
+    "NoNodeFits",
+    "The scheduler finds no node for a pod, for a reason that only its message contains.",
+    "Change what the scheduler's message names for each group of nodes. Its messages: "
+    "`kubectl get events -A --field-selector=reason=FailedScheduling`.",
+)
 PATIENCE = timedelta(minutes=2)
 """Time until a gate, or a pod without a scheduler's message, counts as a problem."""
 _DEFAULT = "default-scheduler"
 _ALSO_CALLED = {_DEFAULT: "kube-scheduler", "volcano": "vc-scheduler"}
 _REPORTS = frozenset(("FailedScheduling", "Scheduled", "FilteringFailed", "FilteringSucceed", "Unschedulable"))
 _RESOURCES = {"PodGroup": "podgroups.scheduling.k8s.io", "Workload": "workloads.scheduling.k8s.io"}
+_STEPS = {
+    r"no enough gpu cards|not enough gpu fitted|deviceSharing error": (
+        "Request per container at most as many vGPUs as the node has cards, and per vGPU at most the memory and cores "
+        "that one card has left: they come from different cards, and cards do not add up. The cards with their MiB: "
+        r"`kubectl get nodes -o 'custom-columns=NAME:.metadata.name,CARDS:.metadata.annotations.volcano\.sh/"
+        "node-vgpu-register'`"
+    ),
+    r"(?:Insufficient|enough) (?:GPU )?Memory in (?:one|single) device": (
+        "No single card has as much memory left as requested, and cards do not add up: request less aliyun.com/gpu-mem "
+        "per pod, or stop pods of the fullest cards, which kubectl's plugin `inspect gpushare` shows."
+    ),
+    r"GPUQuota": (
+        "Raise the namespace's quota in the ConfigMap of gpu-admission, or stop pods of the namespace: "
+        "`kubectl -n kube-system get configmap gpuquota -o yaml`"
+    ),
+    r"MigStrategy=|DRA-only nodes|non-MIG node|fractional GPU scheduling": (
+        "KAI shares GPUs only on nodes whose device plugin offers whole GPUs: select such nodes, or request what these "
+        "nodes offer instead, a MIG profile as a resource or a claim."
+    ),
+    r"slurm-?bridge": (
+        "Slurm places this pod. Where Slurm's commands work, ask why its job waits: "
+        "`squeue --states=PENDING '--format=%i %j %P %T %r'`"
+    ),
+}
+"""Fixes for the refusals of other schedulers, by their words."""
 _MOST_SCHEDULERS, _MOST_NAMED, _MOST = 20, 5, 8
 
 
@@ -70,6 +102,19 @@ def find_error(waiting: Waiting) -> Iterator[FoundCause]:
     """Yield a scheduler error that no other search recognises. HAMi's errors belong to another family."""
     if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
         yield waiting.found(ERROR, f"the scheduler: {waiting.message}", certainty=Certainty.LIKELY)
+
+
+def unexplained(waiting: Waiting, above: tuple[Origin, ...]) -> FoundCause:
+    """Return a result with the scheduler's words, and the fix for them where it is known."""
+    evidence = [f"the scheduler: {waiting.message}"]
+    if waiting.share is not None:
+        evidence.append(f"{waiting.names[0]} requests {waiting.share.text} by annotation")
+    elif not waiting.is_judged:
+        unknown = "a request for GPUs that is not judged here: no resource, claim or known annotation"
+        pods = counted(len(waiting.pods), "pod")
+        evidence.append(f"{pods} with {unknown}; schedulerName {waiting.spec.scheduler}")
+    steps = [step for words, step in _STEPS.items() if re.search(words, waiting.message, re.IGNORECASE)][:1]
+    return waiting.found(UNEXPLAINED, *evidence, remedy=tuple(steps), certainty=Certainty.LIKELY, because_of=above)
 
 
 def find_untried(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -174,7 +219,9 @@ def _pods_of_scheduler(snapshot: Snapshot, name: str) -> list[Pod]:
 
 
 def _is_named(meta: Meta, scheduler: str) -> bool:
-    """Whether a part of the object's name between dashes is the name of the scheduler."""
+    """Whether the object belongs to the scheduler, by a part of its name between dashes or by its namespace."""
+    if meta.namespace == scheduler and "scheduler" in meta.name:  # KAI's pods in its own namespace
+        return True
     return any(f"-{name}-" in f"-{meta.name}-" for name in (scheduler, _ALSO_CALLED.get(scheduler, scheduler)))
 
 

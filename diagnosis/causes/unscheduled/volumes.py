@@ -53,13 +53,7 @@ PORTS = _scheduled(
     "A pod requires a host port that is in use on every node with room.",
     "Use a Service instead of hostPort, or run at most one such pod per node.",
 )
-UNEXPLAINED = _scheduled(
-    "NoNodeFits",
-    "The scheduler finds no node for a pod, for a reason that only its message contains.",
-    "Change what the scheduler's message names for each group of nodes. Its messages: "
-    "`kubectl get events -A --field-selector=reason=FailedScheduling`.",
-)
-CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS, UNEXPLAINED)
+CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS)
 
 _MOST = 5
 _PROVISIONED = 1.0

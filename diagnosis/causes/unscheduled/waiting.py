@@ -14,22 +14,39 @@ from msgspec import Struct
 from diagnosis.causes.unscheduled import autoscaling
 from diagnosis.facts.fit_error import FitError, ReasonSubject, UnfitReason, parse, reason_of
 from diagnosis.facts.gangs import group_message, is_held_back
-from diagnosis.facts.gpu_requests import SHARES, claims_gpus, gpu_claims, is_deep_test, is_gpu, meant_as_gpu
+from diagnosis.facts.gpu_requests import (
+    SHARES,
+    GpuShare,
+    claims_gpus,
+    gpu_claims,
+    is_accelerator,
+    is_deep_test,
+    is_gpu,
+    share_of,
+)
 from diagnosis.facts.placement import HOST, asked_by, is_extended
 from diagnosis.hami.installation import installations, schedulers
 from diagnosis.model import Cause, Certainty, FoundCause, Origin
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.pods import Pod, PodSpec
+from diagnosis.snapshot.pods import Pod, PodSpec, condition_in
+from healthcheck.text.moments import EARLIEST
 
 _GROUPS = (
     *("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"),
     *("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io", "pod-group-name"),
 )
 """Annotations or labels with the name of a pod's group."""
-_REFUSED = frozenset(("FailedScheduling", "Unschedulable"))
-"""Event reasons of kube-scheduler, Volcano and KAI for a pod that fits no node."""
-_LACKS_GPUS = re.compile(r"enough resources?: [^.]{0,200}\bGPUs?\b", re.ASCII)
+_REFUSED = frozenset(("FailedScheduling", "Unschedulable", "BindingError"))
+"""Event reasons of kube-scheduler, Volcano and KAI for a pod that fits no node, or can't be bound to it."""
+_NAMES = re.compile(r"\{[^{}]*\}|<[^<>]*>|\"[^\"]*\"|(?<!\w)'[^']*'", re.ASCII)
+"""Taints and names of objects in a scheduler's text."""
+_ABOUT_GPUS = re.compile(
+    r"(?<![\w/.-])(?i:v?gpus?)(?![\w-])|(?:Insufficient|resources?:) \S{0,100}(?:gpu|mig-)|mig profile|GPUQuota"
+    r"|\bCard[A-Z]",
+    re.ASCII,
+)
+_GPU = "nvidia.com/gpu"
 _STUCK = timedelta(minutes=5)
 """Time after its grace period until a deleted pod counts as stuck."""
 
@@ -49,6 +66,8 @@ class Waiting(Struct, frozen=True):
     """Key that is equal for pods that a scheduler judges alike."""
     hami: bool = False
     """Whether HAMi's scheduler is responsible; it counts cards by other rules."""
+    share: GpuShare | None = None
+    """Share of GPUs that KAI gives out; `asked` has the GPUs, any of which a share needs whole if none is shared."""
 
     @property
     def spec(self) -> PodSpec:
@@ -69,6 +88,11 @@ class Waiting(Struct, frozen=True):
         return {name: value for name, value in named.items() if name not in SHARES and not (self.hami and is_gpu(name))}
 
     @property
+    def is_judged(self) -> bool:
+        """Whether the request for GPUs is known: a resource, a claim, or the annotation of a share."""
+        return self.hami or bool(self.spec.claims) or any(map(is_accelerator, self.asked))
+
+    @property
     def counted(self) -> dict[str, Decimal]:
         """Return the requested amounts that a node can have too little of, the devices first."""
         plain = {name: value for name, value in self.asked.items() if name in HOST or name.startswith("hugepages-")}
@@ -80,7 +104,14 @@ class Waiting(Struct, frozen=True):
 
     def quote(self, reason: UnfitReason) -> str:
         """Return a reason of the scheduler as evidence, with its number of nodes."""
-        count = f"{reason.nodes} of {self.fit.nodes} nodes: " if reason.nodes is not None and self.fit else ""
+        total = self.fit.nodes if self.fit is not None else None
+        count = (
+            ""
+            if reason.nodes is None
+            else f"{reason.nodes} "
+            if total is None
+            else f"{reason.nodes} of {total} nodes: "
+        )
         return f"the scheduler: {count}{reason.text}"
 
     def found(
@@ -101,14 +132,12 @@ def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
     claims = gpu_claims(snapshot)
     for pod in snapshot.pods:
         waits = not pod.spec.node and not pod.over and pod.meta.deleted is None and not is_deep_test(pod)
-        if waits and (any(map(meant_as_gpu, asked_by(pod.spec))) or claims_gpus(pod, claims) or _lacks_gpus(pod)):
+        if not waits:
+            continue
+        known = any(map(is_accelerator, asked_by(pod.spec))) or claims_gpus(pod, claims) or share_of(pod) is not None
+        # A scheduler may read requests from annotations that are not known here.
+        if known or _ABOUT_GPUS.search(_NAMES.sub("", refusal(snapshot, pod))):
             yield pod
-
-
-def _lacks_gpus(pod: Pod) -> bool:
-    """Whether a scheduler that reads requests from annotations, such as KAI's of a fraction, finds too few GPUs."""
-    condition = pod.condition("PodScheduled")
-    return condition is not None and _LACKS_GPUS.search(condition.message) is not None
 
 
 def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
@@ -124,9 +153,12 @@ def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:
 def refusal(snapshot: Snapshot, pod: Pod) -> str:
     """Return the scheduler's text about the pod; '' if it has not processed the pod.
 
-    The condition is used first, because it persists while an event about the pod may be gone.
+    The condition is used first, because it persists while an event about the pod may be gone. KAI writes a condition of
+    its own if it has found a node and can't bind the pod to it.
     """
-    condition = pod.condition("PodScheduled")
+    condition, bound = pod.condition("PodScheduled"), condition_in(pod.conditions, "PodBound", "False")
+    if bound is not None and (condition is None or (condition.since or EARLIEST) <= (bound.since or snapshot.now)):
+        return bound.message or bound.reason
     if condition is not None and (condition.status != "False" or condition.reason == "SchedulingGated"):
         return ""
     if condition is not None and condition.message:
@@ -192,7 +224,10 @@ def _waiting(snapshot: Snapshot, workload: str, shape: str, members: list[tuple[
     # No node has to offer the resources that HAMi counts, whatever their names.
     names = {name for installation in installations(snapshot) for name in installation.settings.names} if hami else ()
     asked = {name: value for name, value in asked.items() if name not in names or is_gpu(name)}
-    return Waiting(pods, workload, asked, message, fit, f"{shape} {hami}", hami)
+    share = share_of(pod)
+    if share is not None:
+        asked[_GPU] = share.devices
+    return Waiting(pods, workload, asked, message, fit, f"{shape} {hami}", hami, share)
 
 
 def _is_for_hami(pod: Pod, fit: FitError | None, names: Collection[str]) -> bool:
@@ -209,5 +244,6 @@ def _shape(pod: Pod) -> str:
         *(sorted(asked_by(spec).items()), sorted(spec.node_selector.items()), spec.affinity, spec.tolerations),
         *(sorted(spec.claims), sorted(spec.claims.values()), sorted(spec.volume_claims), spec.scheduler),
         pod.meta.namespace if spec.volume_claims or spec.claims else "",
+        share_of(pod),
     )
     return repr(parts)
