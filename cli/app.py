@@ -27,7 +27,7 @@ COMMANDS = {
     "release": "Release nodes: their present findings of logged errors (Xids) no longer count.",
     "verify": "Check the installation: policies are in force, and each GPU node has labels and a live agent.",
     "uninstall": "Remove our labels, taints, annotations and conditions from all nodes and GPUs.",
-    "explain": "Explain a code or reason: its meaning, NVIDIA's advice, and the settings of this cluster.",
+    "explain": "Explain a code, reason or message: its meaning, NVIDIA's advice, and the settings of this cluster.",
     "completion": "Print the completion script of a shell.",
     "version": "Print the version.",
 }

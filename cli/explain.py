@@ -1,19 +1,20 @@
-"""`gpu-healthcheck explain`: the meaning of a code or reason, and the settings of this cluster for it."""
+"""`gpu-healthcheck explain`: the meaning of a code, reason or message, and the settings of this cluster for it."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from rich.table import Table
 from rich.text import Text
 
-from cli import catalogue, index
+from cli import catalogue, index, known_texts
 from cli.catalogue import Explanation
 from cli.index import IndexEntry
 from cli.local_settings import LocalSettings, read_here
@@ -21,6 +22,7 @@ from cli.options import JsonOrYaml, OutputFormat, complete_explained_names
 from cli.output import columns
 from cli.output.json_documents import write_as
 from cli.words import SEVERITY_STYLES, STYLES, end
+from healthcheck.catalog.cuda_errors import LibraryError
 from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.sxid import CLASSES, sxid_table
@@ -31,9 +33,11 @@ from healthcheck.model import Severity
 
 _DCGM_TESTS = "dcgmdiag"
 """The reason, in small letters, that begins the names of DCGM's tests."""
-_CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|)[\s:]*(?P<number>\d{1,5})\Z", re.IGNORECASE)
+_CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|cuda|nvml|nccl|)(?:\s*error)?[\s:]*(?P<number>\d{1,5})\Z", re.IGNORECASE)
 _HEX = re.compile(r"(?:0x[0-9a-f]{1,8}|0)\Z", re.IGNORECASE)
 _FIRST_SXID = 10000
+_MOST = 6
+"""Most results for one text."""
 _ALL: dict[str, Callable[[Policy], list[Explanation]]] = {
     "reasons": lambda policy: [catalogue.explain_reason(each, policy) for each in index.reasons().values()],
     # Only codes that current GPUs report.
@@ -45,9 +49,14 @@ _HEADERS = {"reasons": ("reason", "means"), "xid": ("Xid", "means"), "dcgm": ("D
 _ALLOWED = (
     "an Xid (79, Xid79), an SXid (SXid20034), a DCGM error (dcgm 52) or a reason (GpuCountLow), as listed by "
     "`gpu-healthcheck explain`; a cause (RunStopped, HamiCardMemoryShort), a severity (reset), a setting "
-    "(CHECK_INTERVAL), a check (gpu-count), a metric or an alert"
+    "(CHECK_INTERVAL), a check (gpu-count), a metric or an alert; an error of CUDA, NVML or NCCL (cuda 802), a line "
+    "of a log, or a message"
 )
 _NO_WORDS = "{}: only Xid 74 and 144 to 150 have data words to decode"
+_ONE_OF = (
+    "`gpu-healthcheck explain xid {0}` explains only the Xid, `gpu-healthcheck explain cuda {0}` only CUDA's error."
+)
+Result = Explanation | IndexEntry
 
 
 Word = Annotated[
@@ -56,7 +65,8 @@ Word = Annotated[
         metavar="[WORD]",
         show_default=False,
         autocompletion=complete_explained_names,
-        help="79, SXid20034, dcgm 52, GpuCountLow; xid, sxid, dcgm or reasons lists all of a kind; default: all.",
+        help="79, SXid20034, dcgm 52, cuda 802, GpuCountLow; a log line or message in quotes; "
+        "xid, sxid, dcgm or reasons lists all of a kind; default: all.",
     ),
 ]
 Words = Annotated[
@@ -66,19 +76,16 @@ Words = Annotated[
 
 
 def explain(word: Word = "", words: Words = None, output: JsonOrYaml = None) -> None:
-    """Explain a code or reason: its meaning, NVIDIA's advice, and the settings of this cluster."""
+    """Explain a code, reason or message: its meaning, NVIDIA's advice, and the settings of this cluster."""
     here = read_here("explain")
     message, codes = _split([word, *(words or ())])
     if not codes and message.lower() in ("", *_ALL):
         _show_tables([message.lower()] if message else list(_ALL), output, here.policy)
-    elif not codes and (meanings := _words_of_ours(message)):
-        _show_meanings(meanings, output, here)
-    else:
-        explanation = _look_up(message, codes, here.policy)
-        if output:
-            write_as(output, _document(explanation))
-        else:
-            _print(Screen(), explanation, here.directory)
+        return
+    results = _look_up(message, codes, here.policy) or _recognised(" ".join([word, *(words or ())]), here.policy)
+    if not results:
+        end("explain", _unknown(message))
+    _show(results, output, here)
 
 
 def _show_tables(names: Sequence[str], form: OutputFormat | None, policy: Policy) -> None:
@@ -89,12 +96,28 @@ def _show_tables(names: Sequence[str], form: OutputFormat | None, policy: Policy
         _print_all(Screen(), name, policy)
 
 
-def _show_meanings(meanings: tuple[IndexEntry, ...], form: OutputFormat | None, here: LocalSettings) -> None:
+def _show(results: Sequence[Result], form: OutputFormat | None, here: LocalSettings) -> None:
     if form:
-        rows = [{**asdict(meaning), **_here_word(meaning, here)} for meaning in meanings]
-        write_as(form, {"name": meanings[0].name, "words": rows})
-    else:
-        _print_words(Screen(), meanings, here)
+        write_as(form, _as_document(results, here))
+        return
+    console = Screen()
+    for name, some in groupby(results, lambda result: result.name):
+        group = list(some)
+        explanations = [result for result in group if isinstance(result, Explanation)]
+        for explanation in explanations:
+            _print(console, explanation, here.directory)
+        entries = [result for result in group if isinstance(result, IndexEntry)]
+        _print_words(console, "" if explanations else name, entries, here)
+
+
+def _as_document(results: Sequence[Result], here: LocalSettings) -> dict[str, Any]:
+    """Return a code or reason as its own document, with others that are meant under `also`; terms under `words`."""
+    first, *rest = results
+    documents = [_document(result) for result in results if isinstance(result, Explanation)]
+    rows = [{**asdict(result), **_here_word(result, here)} for result in results if isinstance(result, IndexEntry)]
+    if isinstance(first, Explanation):
+        return {**documents[0], **({"also": [*documents[1:], *rows]} if rest else {})}
+    return {"name": first.name, "words": rows, **({"also": documents} if documents else {})}
 
 
 def _here_word(entry: IndexEntry, here: LocalSettings) -> dict[str, str]:
@@ -128,27 +151,56 @@ def _split(words: Sequence[str]) -> tuple[str, list[int]]:
     return " ".join([words[0].strip(), *rest]), [int(piece, 16) for piece in hexes]
 
 
-def _words_of_ours(message: str) -> tuple[IndexEntry, ...]:
-    """Return the meanings of a term; none for the reason of a finding of that name, which explains more."""
-    is_reason = message.lower() in index.reasons()
-    return () if is_reason else index.words().get(index.without_prefix(message), ())
-
-
-def _look_up(message: str, codes: list[int], policy: Policy) -> Explanation:
-    found = _CODE.match(message)
-    if found:
-        number = int(found["number"])
-        kind = found["kind"].lower() or ("sxid" if number >= _FIRST_SXID else "xid")
-        return _explain_code(kind, number, codes, policy)
-    reasons = index.reasons()
-    reason = reasons.get(message.lower())
-    if reason is None and message.lower().startswith(_DCGM_TESTS):
-        reason = reasons[_DCGM_TESTS]  # a test that is newer than the list of reasons
-    if reason is None:
-        end("explain", _unknown(message))
-    if codes:
+def _look_up(message: str, codes: list[int], policy: Policy) -> list[Result]:
+    """Return the results for a code or name; none for other texts."""
+    if found := _CODE.match(message):
+        return _by_number(found["kind"].lower(), int(found["number"]), codes, policy)
+    results = _by_name(message, policy)
+    if results and codes:
         end("explain", _NO_WORDS.format(message))
-    return catalogue.explain_reason(reason, policy)
+    return results
+
+
+def _by_name(name: str, policy: Policy) -> list[Result]:
+    """Return all meanings of a name: the finding of a node first, then the cause that `diagnose` finds."""
+    reason = index.reasons().get(name.lower())
+    if reason is None and name.lower().startswith(_DCGM_TESTS):
+        reason = index.reasons()[_DCGM_TESTS]  # a test that is newer than the list of reasons
+    findings = [catalogue.explain_reason(reason, policy)] if reason is not None else []
+    errors = [result for error in known_texts.errors_named(name) for result in _of_error(error, policy)]
+    return [*findings, *index.words().get(index.without_prefix(name), ()), *errors]
+
+
+def _of_error(error: LibraryError, policy: Policy, note: str = "") -> list[Result]:
+    """Return an error of CUDA, NVML, NCCL or libfabric, and its cause."""
+    return [known_texts.entry_of(error, note), *(_by_name(error.cause, policy) if error.cause else ())]
+
+
+def _by_number(kind: str, number: int, codes: list[int], policy: Policy) -> list[Result]:
+    """Return the code of this kind. A number alone may be that of an Xid and of an error of CUDA."""
+    is_xid = number in xid_table()
+    note = "" if kind or is_xid else f"Xid {number} is not in the catalogue."
+    numbered = () if codes else known_texts.errors_numbered(kind or "cuda", number)
+    errors = [result for error in numbered for result in _of_error(error, policy, note)]
+    if kind in known_texts.NUMBERED or (errors and not is_xid):
+        return errors
+    code = _explain_code(kind or ("sxid" if number >= _FIRST_SXID else "xid"), number, codes, policy)
+    if errors:
+        code = replace(code, details=(*code.details, ("one of two", _ONE_OF.format(number))))
+    return [code, *errors]
+
+
+def _recognised(text: str, policy: Policy) -> list[Result]:
+    """Return what a log line or message is about, the most specific first."""
+    results: list[Result] = []
+    for name in known_texts.findings_in(text, policy):
+        results += _look_up(name, [], policy)
+    for found in () if results else known_texts.recognise(text):
+        if isinstance(found, LibraryError):
+            results += _of_error(found, policy)
+        else:
+            results += [found] if isinstance(found, IndexEntry) else _by_name(found, policy)
+    return list(dict.fromkeys(results))[:_MOST]
 
 
 def _explain_code(kind: str, number: int, codes: list[int], policy: Policy) -> Explanation:
@@ -169,6 +221,7 @@ def _unknown(message: str) -> str:
     names |= {row.name.lower(): f"dcgm {row.id}" for row in dcgm_table().values()}
     names |= {row.mnemonic.lower(): f"Xid{row.code}" for row in xid_table().values()}
     names |= {name: entry.name for name, (entry, *_) in index.words().items()}
+    names |= {name.lower(): name for name in known_texts.error_names()}
     close = [names[name] for name in difflib.get_close_matches(message.lower(), names, 3)]
     meant = f" (did you mean {' or '.join(dict.fromkeys(close))}?)" if close else ""
     return f"unknown name {message[:60]!r}{meant}; allowed is {_ALLOWED}"
@@ -191,16 +244,19 @@ def _print(console: Screen, explanation: Explanation, directory: Path) -> None:
     console.print(table)
 
 
-def _print_words(console: Screen, meanings: tuple[IndexEntry, ...], here: LocalSettings) -> None:
-    console.print(Text(meanings[0].name, "bold"))
+def _print_words(console: Screen, heading: str, meanings: Sequence[IndexEntry], here: LocalSettings) -> None:
+    if heading:
+        console.print(Text(heading, "bold"))
     table = _labelled_rows()
     for meaning in meanings:
         table.add_row("as", meaning.kind)
         table.add_row("means", meaning.meaning)
         for value in _here_word(meaning, here).values():
             table.add_row("here", f"{value or 'empty'}{here.note}")
-        table.add_row("more", meaning.more)
-    console.print(table)
+        if meaning.more:
+            table.add_row("more", meaning.more)
+    if meanings:
+        console.print(table)
 
 
 def _labelled_rows() -> Table:

@@ -29,6 +29,15 @@ class IndexEntry(Struct, frozen=True):
     more: str
 
 
+class KnownText(Struct, frozen=True):
+    """Message that identifies a cause, or the reason of a finding, `name`; of a component's log, its `fix` instead."""
+
+    pattern: str
+    writer: str
+    name: str = ""
+    fix: str = ""
+
+
 class Declared(Struct, frozen=True):
     """A reason, and the check that reports it."""
 
@@ -43,6 +52,12 @@ class Declared(Struct, frozen=True):
 def words() -> Mapping[str, tuple[IndexEntry, ...]]:
     """Return all terms by name, in lower case and without our prefix; a name may have several kinds."""
     return by_name(IndexEntry(**entry) for entry in _content()["words"])
+
+
+@cache
+def texts() -> tuple[KnownText, ...]:
+    """Return the messages that identify a cause or reason, the specific ones first."""
+    return tuple(KnownText(**row) for row in _content()["texts"])
 
 
 def by_name(all_words: Any) -> dict[str, tuple[IndexEntry, ...]]:

@@ -56,9 +56,12 @@ def complete_explained_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return all names that `explain` knows. Codes are left out: they are typed as numbers."""
     del ctx
     from cli import index  # noqa: PLC0415 - only for this completion
+    from healthcheck.catalog.cuda_errors import cuda_errors, library_errors  # noqa: PLC0415
 
     reasons = (reason.reason.name for reason in index.reasons().values())
-    return _offered(dict.fromkeys([*reasons, *(word[0].name for word in index.words().values())]), incomplete)
+    terms = (word[0].name for word in index.words().values())
+    errors = (name for error in (*cuda_errors(), *library_errors()) for name in error.names)
+    return _offered(dict.fromkeys([*reasons, *terms, *errors]), incomplete)
 
 
 def _access(ctx: typer.Context) -> Access:

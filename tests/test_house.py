@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 from agent.process.settings import AgentSettings
 from agent.telemetry import Telemetry
 from cli import index
+from diagnosis import causes
 from healthcheck import checks
 from healthcheck.catalog.profiles import PROFILES_FILE
 from healthcheck.checks import driver_messages, driver_reasons
@@ -228,6 +230,14 @@ def test_a_link_leads_to_a_file_and_heading(page: Path) -> None:
 def test_a_word_is_explained_with_a_page_and_heading_that_exist() -> None:
     pages = {entry.more for entries in index.words().values() for entry in entries if entry.more.startswith("docs/")}
     assert [page for page in sorted(pages) if leads_nowhere(page, ROOT / "README.md")] == []
+
+
+def test_headings_of_causes_are_those_of_our_families() -> None:
+    families = [docs._family(name) for _, name, _ in pkgutil.walk_packages(causes.__path__, f"{causes.__name__}.")]
+    headings = re.findall(r"(?m)^## (.*)$", docs.diagnoses_page())
+
+    assert len(headings) > 20
+    assert [heading for heading in headings if heading not in {family.partition("\n")[0] for family in families}] == []
 
 
 def test_the_generated_documents_are_fresh() -> None:

@@ -315,7 +315,11 @@ def rendered() -> dict[Path, str]:
 def index() -> str:
     """Return the terms that `explain` knows, one line each: cli/index.json."""
     reasons = [{**to_builtins(reason), "reason": _reason(reason.reason)} for reason in explain_index.all_reasons()]
-    parts = {"words": to_builtins(list(explain_index.index_entries())), "reasons": reasons}
+    parts = {
+        "words": to_builtins(list(explain_index.index_entries())),
+        "reasons": reasons,
+        "texts": to_builtins(list(explain_index.known_texts())),
+    }
     lines = [f'"{name}": [\n' + ",\n".join(json.dumps(row) for row in rows) + "\n]" for name, rows in parts.items()]
     return "{\n" + ",\n".join([*lines, f'"defaults": {json.dumps(explain_index.defaults())}']) + "\n}\n"
 

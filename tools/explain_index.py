@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from agent.telemetry import Telemetry
-from cli.index import REASON, SETTING, Declared, IndexEntry
+from cli.index import REASON, SETTING, Declared, IndexEntry, KnownText
 from diagnosis.causes import CAUSES as DIAGNOSES
+from diagnosis.causes.components import HINTS
 from healthcheck import checks
 from healthcheck.captures import capture_files as captures
 from healthcheck.catalog.policy import RELOAD, STEPS
@@ -119,6 +120,28 @@ def all_reasons() -> Iterator[Declared]:
         for reason in check.reasons:
             if reason.name.lower() != check.name:
                 yield Declared(reason, check.name, check.group, by_error)
+
+
+def known_texts() -> Iterator[KnownText]:
+    """Yield the messages of each cause, those that reasons quote as their source, and those of components' logs.
+
+    A cause that takes any message of its kind is left out.
+    """
+    for cause in DIAGNOSES:
+        for text in cause.texts:
+            if not text.search(""):
+                yield KnownText(text.pattern, text.writer, cause.name)
+    for declared in all_reasons():
+        writer = declared.reason.source.partition(":")[0]
+        for quoted in re.findall(r"`([^`]+ [^`]+)`", declared.reason.source):
+            yield KnownText(_pattern(quoted), writer, declared.reason.name)
+    for pattern, fix in HINTS:
+        yield KnownText(pattern, "a component's log", fix=fix)
+
+
+def _pattern(quoted: str) -> str:
+    """Return the pattern of a quoted message: N and M are numbers in it, … any text."""
+    return re.sub(r"\b[NM]\b", r"\\d+", re.escape(quoted)).replace("…", ".{1,200}")
 
 
 def defaults() -> dict[str, str]:

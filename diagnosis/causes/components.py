@@ -211,7 +211,7 @@ _PULL_HINTS = (
     ("toomanyrequests|rate limit", "The registry limits pulls: use a mirror, or an account with a higher limit."),
 )
 """Fixes by patterns of a failed pull. In a program's log the same words have another meaning."""
-_HINTS = (
+HINTS = (
     (
         "no runtime for",
         "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart it.",
@@ -341,7 +341,10 @@ _HINTS = (
         "violate the pod's disruption budget",
         "A PodDisruptionBudget keeps a pod on the node: give that workload another ready pod elsewhere.",
     ),
-    ("too many open files", "Raise the node's limit of watches: `sysctl -w fs.inotify.max_user_instances=8192`."),
+    (
+        "too many open files",
+        "Raise the node's limit of watches: the sysctl fs.inotify.max_user_instances, for instance to 8192.",
+    ),
     (
         "address already in use",
         "Another program on the node uses that port: remove the second installation, or change the port.",
@@ -349,10 +352,10 @@ _HINTS = (
     (
         r"load the kernel module|could not insert 'nvidia|probe routine was not called|No NVIDIA devices probed",
         (
-            "The kernel module does not load. `dmesg | grep -iE 'nvrm|nouveau'` on the node shows which of three "
-            "it is: another kernel driver owns the GPU (block that and reboot), the module was built for another "
-            "kernel or by another gcc (use a driver version or image for this kernel), or this version does not "
-            "support the GPU (use another driver version)."
+            "The kernel module does not load. The node's kernel log (dmesg, lines with NVRM or nouveau) shows which "
+            "of three it is: another kernel driver owns the GPU (block that and reboot), the module was built for "
+            "another kernel or by another gcc (use a driver version or image for this kernel), or this version does "
+            "not support the GPU (use another driver version)."
         ),
     ),
     ("OOMKilled", "The container needs more memory than its limit: raise the limit."),
@@ -499,7 +502,7 @@ def _found(
 def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
     pod = unready.pod
     agents = start_fix(unready.stage.reason, texts) if unready.component.role is Role.AGENT else ""
-    known = agents or hint(texts, (*_PULL_HINTS, *_HINTS) if unready.stage.reason in IMAGE else _HINTS)
+    known = agents or hint(texts, (*_PULL_HINTS, *HINTS) if unready.stage.reason in IMAGE else HINTS)
     if known:
         yield known
     if unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
@@ -594,7 +597,7 @@ def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
     return found
 
 
-def hint(texts: str, rows: Iterable[tuple[str, str]] = _HINTS) -> str:
+def hint(texts: str, rows: Iterable[tuple[str, str]] = HINTS) -> str:
     """Return the fix for these texts; '' if they contain no known message. A line end counts as a space."""
     message = " ".join(_NVRM.sub("", texts).split())[-_SEARCHED:]
     return next((fix for pattern, fix in rows if re.search(pattern, message, re.IGNORECASE)), "")

@@ -15,7 +15,8 @@ MALFORMED = gpu_runtime.reason(
     "RuntimeConfigMalformed",
     "The container runtime's own loader refuses its configuration: the runtime can't restart with it.",
     "Correct what the detail quotes before the runtime or the node restarts.",
-    source="the runtime's own loader, which refuses such files",
+    source="containerd: `drop-in config version N higher than root config version M`, `expected containerd config "
+    "version equal to or less than`; other files that the runtime's own loader refuses",
 )
 MISPLACED = gpu_runtime.reason(
     "RuntimeConfigMisplaced",

@@ -43,6 +43,7 @@ def offered(capsys: pytest.CaptureFixture[str], *words: str, **variables: str) -
         (("diagnose", "sta"), ["statefulset"]),
         (("explain", "GpuCountL"), ["GpuCountLow"]),
         (("explain", "CHECK_INT"), ["CHECK_INTERVAL"]),
+        (("explain", "cudaErrorSystemNot"), ["cudaErrorSystemNotReady"]),
         (("replay", "--as", "b"), ["bug-report"]),
         (("completion", ""), list(Shell)),
     ],

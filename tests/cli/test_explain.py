@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from cli import index
 from cli.app import app
 from healthcheck.catalog.dcgm import dcgm_table
 from healthcheck.catalog.sxid import sxid_table
@@ -152,7 +154,8 @@ def test_explain_shows_the_reason_of_a_deviation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "name"), [(("999",), "Xid999"), (("99999",), "SXid99999"), (("dcgm", "999"), "Dcgm999")]
+    ("words", "name"),
+    [(("998",), "Xid998"), (("xid", "999"), "Xid999"), (("99999",), "SXid99999"), (("dcgm", "999"), "Dcgm999")],
 )
 def test_explain_of_an_unlisted_code_is_monitor(words: tuple[str, ...], name: str) -> None:
     answer = explained(*words)
@@ -323,6 +326,144 @@ def test_explain_shows_the_default_of_a_setting_without_a_configmap(config: Path
 def test_explain_shows_all_kinds_of_a_name() -> None:
     kinds = re.findall(r"^as (.*)$", explained("DriverNotLoaded"), re.MULTILINE)
     assert kinds == ["reason why a check could not run", "a cause that diagnose finds"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("FabricNotReady", "the fabric manager does not run, or not yet"),
+        ("DefaultRuntimeUndefined", "docs/causes.md#defaultruntimeundefined"),
+        ("runtimeconfigmalformed", "docs/causes.md#runtimeconfigmalformed"),
+        ("RuntimeCriDisabled", "docs/causes.md#runtimecridisabled"),
+    ],
+)
+def test_explain_shows_the_finding_and_the_cause_of_the_same_name(name: str, cause: str) -> None:
+    answer = _unfolded(explained(name))
+
+    assert f"docs/findings.md#{name.lower()}" in answer
+    assert cause in answer.partition("as a cause that diagnose finds")[2]
+    document = json.loads(explained(name, "-o", "json"))
+    assert (document["name"], [one["kind"] for one in document["also"]]) == (
+        answer.split()[0],
+        ["a cause that diagnose finds"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "cause"),
+    [
+        (("802",), "CUDA_ERROR_SYSTEM_NOT_READY, cudaErrorSystemNotReady", "FabricNotReady"),
+        (("error", "802"), "cudaErrorSystemNotReady", "FabricNotReady"),
+        (("cuda", "802"), "cudaErrorSystemNotReady", "FabricNotReady"),
+        (("CUDA error 802",), "cudaErrorSystemNotReady", "FabricNotReady"),
+        (("cudaErrorSystemNotReady",), "CUDA error 802", "FabricNotReady"),
+        (("cuda_error_system_not_ready",), "CUDA error 802", "FabricNotReady"),
+        (("999",), "CUDA_ERROR_UNKNOWN", "CudaCannotInitialize"),
+        (("700",), "CUDA_ERROR_ILLEGAL_ADDRESS", "ProgramFaultOnGpu"),
+        (("nvml", "15"), "NVML_ERROR_GPU_IS_LOST", "GpuHardwareFault"),
+        (("NVML_ERROR_GPU_IS_LOST",), "NVML error 15", "GpuHardwareFault"),
+        (("nccl", "6"), "ncclRemoteError", "CollectiveFails"),
+    ],
+)
+def test_explain_finds_an_error_of_a_library_in_each_spelling(words: tuple[str, ...], name: str, cause: str) -> None:
+    answer = explained(*words)
+
+    assert name in answer
+    assert f"docs/causes.md#{cause.lower()}" in answer
+    assert not answer.startswith("Xid")
+
+
+def test_explain_of_a_number_that_is_no_xid_says_so() -> None:
+    assert "Xid 802 is not in the catalogue" in explained("802")
+    assert "in the catalogue" not in explained("cuda", "802")
+    assert explained("xid", "802").startswith("Xid802\nmeans Not in the catalogue")
+
+
+def test_explain_of_a_number_of_both_shows_both_and_how_to_ask_for_one() -> None:
+    answer = explained("46")
+
+    assert answer.startswith("Xid46 ")
+    assert "\nCUDA error 46\n" in answer
+    assert "`gpu-healthcheck explain xid 46` explains only the Xid" in answer
+    assert "CUDA error" not in explained("xid", "46")
+    assert "Xid" not in explained("cuda", "46").partition("\n")[0]
+    document = json.loads(explained("46", "-o", "json"))
+    assert (document["name"], document["also"][0]["name"]) == ("Xid46", "CUDA error 46")
+    assert "also" not in yaml.safe_load(explained("79", "-o", "yaml"))
+
+
+TEXTS = [
+    ("GPU is lost", "GpuLostAtAllocation GpuHardwareFault"),
+    ("nvml error: GPU is lost", "GpuHardwareFault"),
+    ("system not yet initialized", "FabricNotReady"),
+    (
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+        "FabricNotReady",
+    ),
+    ("CUDA failure 802", "FabricNotReady"),
+    ("drop-in config version", "RuntimeConfigMalformed"),
+    ("containerd: drop-in config version 4 higher than root config version 2", "RuntimeConfigMalformed"),
+    (
+        'failed to get sandbox runtime: no runtime for "nvidia" is configured',
+        "RuntimeHandlerMissing NvidiaRuntimeMissing",
+    ),
+    ("CUDA error: an illegal memory access was encountered", "ProgramFaultOnGpu"),
+    ("Failed to initialize NVML: Unknown Error", "GpuAccessLostAtRuntime"),
+    ("misaligned address", "ProgramFaultOnGpu"),
+    ("NCCL error: unhandled system error", "CollectiveFails"),
+    ("fell off the bus", "GpuFellOffBus"),
+    ("[ 12.3] NVRM: Xid (PCI:0000:0f:00): 79, pid=1, name=python, GPU has fallen off the bus.", "Xid79"),
+    ("Nov 27 10:00:00 a kernel: NVRM: Xid (PCI:0000:0f:00): 43, pid=1, name=python, Ch 00000008", "Xid43"),
+    ("NVRM: Xid (PCI:0000:0f:00): 79, GPU\nNVRM: Xid (PCI:0000:1f:00): 48, DBE", "Xid79 Xid48"),
+    ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "SXid20034"),
+    ("[ 1.0] NVRM: GPU 0000:65:00.0: RmInitAdapter failed! (0x22:0x56:894)", "GpuInitFailed"),
+]
+
+
+@pytest.mark.parametrize(("text", "names"), TEXTS, ids=[text for text, _ in TEXTS])
+def test_explain_recognises_a_message_or_a_part_of_one(text: str, names: str) -> None:
+    answer = explained(text)
+
+    headings = [line.split()[0] for line in answer.splitlines() if line and not line.split()[0].islower()]
+    assert [name for name in names.split() if name not in headings] == []
+    document = json.loads(explained(text, "-o", "json"))
+    assert document["name"].split()[0] in headings
+
+
+def test_explain_of_a_line_of_the_kernel_explains_its_code_alone() -> None:
+    document = json.loads(explained("NVRM: Xid (PCI:0000:0f:00): 79, GPU has fallen off the bus.", "-o", "json"))
+
+    assert (document["name"], "also" in document) == ("Xid79", False)
+
+
+def test_explain_of_a_line_of_a_components_log_names_the_fix() -> None:
+    answer = _unfolded(explained('level=fatal msg="unable to load config: unsupported config version: 4"'))
+
+    assert answer.startswith("unsupported config version as a message in a component's log means The toolkit's image")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello world, nothing is wrong",
+        "0 errors",
+        "exit code 137",
+        "make: Error 2",
+        "no pods",
+        "NVRM: loading",
+        "no such thing here",
+    ],
+)
+def test_explain_of_an_unknown_text_is_a_usage_error(text: str) -> None:
+    answer = ask(text)
+
+    assert (answer.exit_code, answer.stdout) == (3, "")
+    assert "unknown name" in answer.stderr
+
+
+def test_texts_of_explain_match_no_empty_text() -> None:
+    assert [known for known in index.texts() if re.search(known.pattern, "")] == []
+    assert {known.name.lower() for known in index.texts() if known.name} <= {*index.reasons(), *index.words()}
 
 
 def test_explain_refuses_an_invalid_setting(config: Path) -> None:

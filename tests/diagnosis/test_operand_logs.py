@@ -151,7 +151,7 @@ def test_telling_line_of_a_running_container_is_its_last_error() -> None:
     assert telling_line(log, ended=True) == 'level=error msg="no route"'
 
 
-COMPILE, MODULE, NOUVEAU = "does not compile", "which of three", "The driver nouveau uses the GPU"
+COMPILE, MODULE, NOUVEAU = "does not compile", "of three", "The driver nouveau uses the GPU"
 FIXES = [
     (
         TOOLKIT,

@@ -1,0 +1,127 @@
+"""Recognise a log line, a message, or an error of CUDA, NVML, NCCL or libfabric."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+
+from cli import index
+from cli.index import IndexEntry
+from healthcheck.catalog.cuda_errors import LibraryError, cuda_errors, library_errors
+from healthcheck.catalog.policy import Policy
+
+NUMBERED = ("cuda", "nvml", "nccl")
+"""Libraries whose errors have numbers."""
+_LONGEST = 16384
+_SHORTEST = 8
+"""Shortest text to search for in messages, in characters; it has two words or more."""
+_FEW_WORDS = 2
+"""Messages of so few words occur everywhere: the name of the library has to precede them."""
+_NUMBERED = re.compile(r"\b(cuda|nvml|nccl)\w*\b[^\d\n]{0,24}\b(\d{1,3})\b|\berror (?:code )?(\d{3})\b", re.IGNORECASE)
+_SHOWN = 80
+_IN_A_KERNEL_LOG = re.compile(r"NVRM: |nvidia-(?:nvswitch|modeset)|mlx5_core|NVSwitch|nvidia 0000")
+
+
+def findings_in(text: str, policy: Policy) -> tuple[str, ...]:
+    """Return the reasons of the findings, as Xid79, that lines of a kernel log lead to, or that are no fault."""
+    lines = [found.string[found.start() :] for line in text.splitlines() if (found := _IN_A_KERNEL_LOG.search(line))]
+    if not lines:
+        return ()
+    from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver  # noqa: PLC0415 - only for such lines
+    from healthcheck.captures.replay import KERNEL_CHECKS, Replay  # noqa: PLC0415
+    from healthcheck.checks.expectation import Expectation  # noqa: PLC0415
+
+    replay = Replay(KERNEL_CHECKS, Expectation(policy=policy), monitor_ttl_seconds=3600)
+    log = "".join(f"[ 1.{number:06}] {line}\n" for number, line in enumerate(lines)).encode()
+    for batch in KernelLogReader(datetime.now(UTC), 0, PassedOver()).read("text", [log]):
+        replay.take(batch)
+    active = [each.finding.reason for each in replay.memory.active]
+    return tuple(dict.fromkeys([*active, *(reason for reason, _ in replay.ignored)]))
+
+
+def recognise(text: str) -> Iterator[IndexEntry | LibraryError | str]:
+    """Yield what a message is about: names of causes and reasons, errors of libraries, and the first fix."""
+    whole = text[-_LONGEST:]
+    line = " ".join(whole.split())
+    words = line.lower()
+    is_phrase = len(words) >= _SHORTEST and " " in words
+    found = [known for known in index.texts() if re.search(known.pattern, line if known.fix else whole, re.IGNORECASE)]
+    if is_phrase and not found:
+        found = [known for known in index.texts() if words in _literal(known.pattern)]
+    errors = list(_errors_in(words))
+    yield from (known.name for known in found if known.name)
+    yield from errors
+    yield from islice((_fix(known, line) for known in found if known.fix), 1)
+    if is_phrase and not found and not errors:
+        yield from _with_phrase(words)
+
+
+def errors_numbered(library: str, number: int) -> tuple[LibraryError, ...]:
+    """Return the error of a library with this number, if there is one."""
+    return tuple(error for error in _all() if (error.library.lower(), error.number) == (library, number))
+
+
+def errors_named(name: str) -> tuple[LibraryError, ...]:
+    """Return the error with a name of an interface, as cudaErrorSystemNotReady."""
+    return tuple(error for error in _all() if name.lower() in map(str.lower, error.names))
+
+
+def entry_of(error: LibraryError, note: str = "") -> IndexEntry:
+    number = "" if error.number is None else f" {error.number}"
+    cause = f"In a cluster mostly {error.cause}." if error.cause else "Alone it indicates no cause in a cluster."
+    message = f'{", ".join(error.names) or error.library}: "{" / ".join(error.messages)}".'
+    meaning = " ".join(filter(None, (message, cause, note)))
+    return IndexEntry(f"{error.library} error{number}", f"an error of {error.library}", meaning, "")
+
+
+def error_names() -> Iterator[str]:
+    for error in _all():
+        yield from error.names
+
+
+def _all() -> tuple[LibraryError, ...]:
+    return (*cuda_errors(), *library_errors())
+
+
+def _errors_in(words: str) -> Iterator[LibraryError]:
+    """Yield the errors whose name, message or number is in the text; of messages in each other, the longest."""
+    numbers = {(library or "cuda", int(number or alone)) for library, number, alone in _NUMBERED.findall(words)}
+    found = [error for error in _all() if _is_in(error, words) or (error.library.lower(), error.number) in numbers]
+    shown = [message.lower() for error in found for message in error.messages if message.lower() in words]
+    for error in found:
+        own = [message.lower() for message in error.messages]
+        if not any(one != other and one in other for one in own for other in shown):
+            yield error
+
+
+def _is_in(error: LibraryError, words: str) -> bool:
+    if any(re.search(rf"\b{name.lower()}\b", words) for name in error.names):
+        return True
+    for message in map(str.lower, error.messages):
+        library = "" if message.count(" ") >= _FEW_WORDS else rf"\b{error.library.lower()}\w*\b.{{0,80}}"
+        if words == message or re.search(rf"{library}{re.escape(message)}(?!\w)", words):
+            return True
+    return False
+
+
+def _fix(known: index.KnownText, line: str) -> IndexEntry:
+    found = re.search(known.pattern, line, re.IGNORECASE)
+    name = (found[0] if found else line)[:_SHOWN]
+    return IndexEntry(name, f"a message in {known.writer}", known.fix, "docs/diagnose.md")
+
+
+def _literal(pattern: str) -> str:
+    return re.sub(r"\\(.)", r"\1", pattern).lower()
+
+
+def _with_phrase(words: str) -> Iterator[str]:
+    """Yield the names of the reasons, causes and other terms whose meaning has these words."""
+    for declared in index.reasons().values():
+        reason = declared.reason
+        if any(words in text.lower() for text in (reason.meaning, reason.action, reason.source)):
+            yield reason.name
+    for entries in index.words().values():
+        if any(words in entry.meaning.lower() for entry in entries):
+            yield entries[0].name
