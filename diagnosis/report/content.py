@@ -148,4 +148,9 @@ def _unexplained(diagnosis: Diagnosis, pods: Iterable[Pod]) -> tuple[str, ...]:
     hidden = {unchecked.kind for unchecked in diagnosis.unseen if unchecked.hides != EVERYTHING}
     if diagnosis.problems or hidden.isdisjoint(_EXPLAIN):
         return ()
-    return tuple(pod.subject for pod in pods if pod.phase in ("Pending", "Failed") or is_stuck(pod))
+    return tuple(pod.subject for pod in pods if pod.phase == "Pending" or is_stuck(pod) or _ended_silently(pod))
+
+
+def _ended_silently(pod: Pod) -> bool:
+    """Whether the pod failed and its own status has no reason."""
+    return pod.phase == "Failed" and not (pod.reason or pod.message or any(state.ended for state in pod.states))

@@ -96,6 +96,7 @@ def test_report_of_a_pod_counts_consequences_for_others() -> None:
         ("Pending", ["Event", "Node"], "It is unknown what keeps pod/team/x from running: Events and Nodes are not"),
         ("Pending", ["Node"], "It is unknown what keeps pod/team/x from running: Nodes are not visible."),
         ("Pending", [], "No cause was found."),
+        ("Failed", ["Event"], "It is unknown what keeps pod/team/x from running: Events are not visible."),
         ("Running", ["Event", "Node"], "Nothing found in the visible part of the cluster."),
     ],
 )
@@ -104,6 +105,27 @@ def test_report_of_an_unexplained_pod_is_unknown(state: str, missing: list[str],
     report = report_of(seen, Target("Pod", "team", "x"), "", None, overview=False)
 
     assert sentence in report.nothing
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {
+            "reason": "UnexpectedAdmissionError",
+            "message": "Pod was rejected: Allocate failed due to no healthy devices",
+        },
+        {"reason": "NodeShutdown", "message": "Pod was terminated in response to imminent node shutdown."},
+        {"containerStatuses": [{"name": "main", "state": {"terminated": terminated(1, minutes=100)}}]},
+    ],
+)
+def test_failed_pod_with_its_own_reason_is_not_unknown_without_events(words: dict[str, Any]) -> None:
+    owner = ("ReplicaSet", "llm")
+    old = pod("x", on="a", phase="Failed", owner=owner, status=words, age=120)
+    seen = snapshot(node("a"), old, pod("y", on="a", owner=owner), missing=["Event"])
+
+    assert (
+        report_of(seen, None, "", None, overview=False).nothing == "Nothing found in the visible part of the cluster."
+    )
 
 
 @pytest.mark.parametrize(
