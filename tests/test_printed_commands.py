@@ -70,6 +70,7 @@ CHANGES = {
     ),
     "label namespace * *-": "label namespace work example.com/ignore-",
     "label node * *=*": "label node other example.com/a=b",
+    "label node * * --overwrite": "label node other example.com/a=z --overwrite",
     "label node * *": "label node other example.com/a=b --overwrite",
     "label node * *=* --overwrite": "label node other example.com/a=c --overwrite",
     "label node * *=false --overwrite": "label node other example.com/deploy=false --overwrite",

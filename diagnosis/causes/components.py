@@ -309,11 +309,44 @@ HINTS = (
         "The driver's libraries and the loaded module have different versions: drain the node and reboot it.",
     ),
     (
-        r"ERROR_LIBRARY_NOT_FOUND|libnvidia-ml\.so|Incompatible (?:strategy|platform)",
+        r"ERROR_LIBRARY_NOT_FOUND|libnvidia-ml\.so|Incompatible (?:strategy|platform)|invalid device discovery",
         (
             "Its own container has no driver: run it with the nvidia runtime (RuntimeClass or default "
             "runtime), or correct its setting for the driver root."
         ),
+    ),
+    (
+        "device plugin already connected",
+        (
+            "The kubelet still has the connection of an earlier plugin with the same socket. If the message "
+            "lasts: let no other plugin use the socket, and restart the kubelet on the node."
+        ),
+    ),
+    (
+        r"Could not (?:contact Kubelet|register device plugin)|dial unix \S{1,200}kubelet\.sock",
+        (
+            "The plugin does not reach the kubelet's socket: let it mount the kubelet's folder device-plugins, "
+            "which lies in /var/lib/k0s/kubelet on k0s and in /var/snap/microk8s/common/var/lib/kubelet on MicroK8s."
+        ),
+    ),
+    (
+        "specified config .{0,200}does not exist|no configuration files available|all fallbacks failed",
+        (
+            "The node's label nvidia.com/device-plugin.config, or the default of the Helm values, names no key of the "
+            "plugin's ConfigMap: correct the label, or add the key."
+        ),
+    ),
+    (
+        "requires --mps-root",
+        "The configuration has sharing.mps: install the plugin with its Helm chart, which runs the MPS daemon too.",
+    ),
+    (
+        "unable to (?:load|finalize|validate|parse) (?:config|flags)|error (?:load|pars)ing config",
+        "The plugin's configuration is invalid: correct the key of its ConfigMap that the node uses.",
+    ),
+    (
+        "No MIG devices associated|migEnabled=true was not configured",
+        "MIG is on and a card has no instances: apply a MIG configuration to the node, or turn MIG off.",
     ),
     (
         "more than one MIG device type present|same migEnabled value",

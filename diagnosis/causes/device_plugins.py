@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 
-from diagnosis.causes.components import NOT_READY, VALIDATION
+from diagnosis.causes.components import NOT_READY, VALIDATION, hint
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
@@ -24,8 +24,10 @@ from diagnosis.facts.gpu_nodes import (
     sliced_nodes,
     switched_off,
 )
+from diagnosis.facts.kubelet_devices import names_lost_gpu, partly_offered
 from diagnosis.facts.quantity import count_of, counted, digits
-from diagnosis.facts.symptoms import shortened
+from diagnosis.facts.safe_steps import make_again, plugin_pods, repair_gpu, restart_plugin
+from diagnosis.facts.symptoms import replaced, shortened
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, found_on, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
@@ -58,9 +60,9 @@ NOT_OFFERED = _fault(
 )
 UNHEALTHY = _scheduled(
     "UnhealthyGpus",
-    "A node has GPUs that its device plugin does not advertise, because it considers them unhealthy.",
-    "Check the GPUs of the node; when they are healthy, restart its device plugin, which does not check "
-    "again on its own.",
+    "A node has GPUs that its device plugin does not advertise: it considers them unhealthy, or is not registered.",
+    "Read the device plugin's log and check the GPUs of the node; when they are healthy, restart the plugin, which "
+    "does not check again on its own.",
     source="k8s-device-plugin: an unhealthy device stays so until the plugin restarts",
     follows=_BEFORE_OFFER,
 )
@@ -101,7 +103,9 @@ OFFERS_NONE = (
     *(VALIDATION, GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED, UNHEALTHY),
 )
 """Causes why a node with GPUs may offer none, in the order of the stack."""
-_FAILURES = ("no devices found", "failed to", "error", "incompatible", "unhealthy")
+_FAILURES = ("no devices found", "failed to", "could not", "error", "incompatible", "unhealthy", "already connected")
+_REGISTERED = "Registered device plugin for"
+_WHEN = "When the GPU is healthy again, after a reset or a reboot if its Xid needs one,"
 _REGISTERS = timedelta(minutes=5)
 """Time after a plugin becomes ready until the kubelet reports its devices."""
 
@@ -117,7 +121,7 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
         pods = there.get(node.name, [])
         yield from _twice(node, pods, snapshot.now)
         if offers_gpus(node):
-            yield from _partly(node)
+            yield from _partly(snapshot, node)
             yield from _fewer(node)
         elif node.name in claimed or is_changed(node) or node.hami.cards:
             continue  # HAMi's own family reports nodes registered with HAMi
@@ -208,16 +212,48 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
     if not ready or any(not is_ready(pod) for _, pod in pods):
         return
     evidence = [_offers(node), f"the node has GPUs: {_why_gpu(node)}", *_by_agent(node)]
-    for component, pod in ready:
-        container = next((state.name for state in pod.states if not state.init), "")
-        log = snapshot.logs.get((pod.subject, container), "")
-        evidence.append(f"{pod.subject} of {component.subject} is ready")
-        evidence += [shortened(line) for line in log.splitlines() if any(word in line.lower() for word in _FAILURES)][
+    evidence += [f"{pod.subject} of {component.subject} is ready" for component, pod in ready]
+    lines = _failures(snapshot, [pod for _, pod in ready])
+    fixes = [*_mps_steps(snapshot, node)] if any("mps" in line.lower() for line in lines) else [hint("\n".join(lines))]
+    last = ready[-1][1].meta
+    if any(fixes):
+        again = f"Then restart it, if it does not retry on its own: {kubectl('delete', last)}"
+        yield found_on(node.subject, NOT_OFFERED, [*evidence, *lines], [*fixes, again])
+        return
+    remedy = (f"Read the plugin's log: {logs(last, '--tail=50')}", f"Restart it: {kubectl('delete', last)}")
+    yield found_on(node.subject, _unhealthy_or_not_offered(node), [*evidence, *lines], remedy)
+
+
+def _failures(snapshot: Snapshot, pods: Iterable[Pod]) -> list[str]:
+    """Return the last lines with failures in the pods' logs since the plugin registered, if it has."""
+    found: list[str] = []
+    for pod in pods:
+        log = "\n".join(snapshot.logs.get((pod.subject, state.name), "") for state in pod.states if not state.init)
+        since = log.rpartition(_REGISTERED)[2]
+        found += [shortened(line) for line in since.splitlines() if any(word in line.lower() for word in _FAILURES)][
             -2:
         ]
-    last = ready[-1][1].meta
-    remedy = (f"Read the plugin's log: {logs(last, '--tail=50')}", f"Restart it: {kubectl('delete', last)}")
-    yield found_on(node.subject, _unhealthy_or_not_offered(node), evidence, remedy)
+    return found
+
+
+def _mps_steps(snapshot: Snapshot, node: Node) -> Iterator[str]:
+    """Yield why the MPS control daemon, for which the plugin waits, does not run on the node."""
+    daemons = [each for each in components(snapshot) if each.role is Role.MPS]
+    for daemon in daemons:
+        pod, unmet = daemon.pod_on(node.name), missing_labels(daemon, node)
+        if pod is not None:
+            yield f"The plugin waits for the MPS control daemon. Read its log: {logs(pod.meta, '--tail=50')}"
+        elif unmet:
+            label = kubectl("label", node.meta, *unmet, "--overwrite")
+            yield f"Let the MPS control daemon run, which the plugin awaits and {daemon.subject} keeps off: {label}"
+            yield "GPU feature discovery sets this label if its configuration has sharing.mps: check that its pod runs."
+        else:
+            yield f"The plugin waits for the MPS control daemon: {why_not_on(daemon, node)}."
+    if not daemons:
+        yield (
+            "The plugin waits for an MPS control daemon, and none was found: install the plugin with its Helm chart or "
+            "the GPU operator, which bring one, or remove sharing.mps from its configuration."
+        )
 
 
 def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
@@ -232,22 +268,32 @@ def _unhealthy_or_not_offered(node: Node) -> Cause:
     return UNHEALTHY if any(count_of(node.capacity, name) for name in devices_in(node.capacity)) else NOT_OFFERED
 
 
-def _partly(node: Node) -> Iterator[FoundCause]:
+def _partly(snapshot: Snapshot, node: Node) -> Iterator[FoundCause]:
     """Yield each resource of which the node offers a part only.
 
-    A resource at 0 next to offered ones is left over from an older configuration, and is ignored.
+    If the plugin's choice of devices fails on a lost GPU, all pods are rejected, and the other GPUs are unusable.
     """
-    for name in devices_in(node.capacity):
-        there, offered = count_of(node.capacity, name), count_of(node.allocatable, name)
-        if 0 < offered < there:
-            evidence = (f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_by_agent(node))
-            again = "restart the device plugin pod on the node: it does not advertise them again on its own"
-            lost = counted(there - offered, "GPU")
-            why = f"Find out why the plugin does not offer {lost}: {kubectl('describe', node.meta)}"
-            respond = _all_respond(node, there)
-            when = "All GPUs respond by now, so" if respond else "When the GPUs are healthy,"
-            remedy = (*(() if respond else (why,)), f"{when} {again}. Its name: {pods_on(node.name)}")
-            yield found_on(node.subject, UNHEALTHY, evidence, remedy)
+    rejected = [
+        pod for pod in snapshot.pods_on.get(node.name, ()) if names_lost_gpu(pod) and not replaced(snapshot, pod)
+    ]
+    for name, there, offered in partly_offered(node):
+        evidence = [f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_by_agent(node)]
+        evidence += _failures(snapshot, plugin_pods(snapshot, node.name))
+        lost = counted(there - offered, "GPU")
+        if _all_respond(node, there):
+            remedy = [*restart_plugin(snapshot, node.name, "All GPUs respond by now, so")][-1:]
+            remedy += make_again(snapshot, rejected)
+        elif rejected:
+            pods = counted(len(rejected), "pod")
+            evidence.append(f"{pods} rejected there: the plugin fails on a lost GPU whichever GPU a pod gets")
+            unusable = f"Until {lost} is repaired, the node's free GPUs are unusable too."
+            remedy = [unusable, *repair_gpu(snapshot, node.name, rejected)]
+        else:
+            remedy = [
+                f"Find out why the plugin does not offer {lost}: its log names the error of each.",
+                *restart_plugin(snapshot, node.name, _WHEN),
+            ]
+        yield found_on(node.subject, UNHEALTHY, evidence, remedy)
 
 
 def _fewer(node: Node) -> Iterator[FoundCause]:

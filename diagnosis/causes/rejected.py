@@ -8,20 +8,31 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.hami.denials import NODE_NAMED, PLUGIN_FILES
 from diagnosis.causes.hami.webhook import NOT_SEEN
 from diagnosis.facts.commands import pods_on
+from diagnosis.facts.components import is_ready
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
-from diagnosis.facts.placement import selects
-from diagnosis.facts.safe_steps import make_again
+from diagnosis.facts.kubelet_devices import (
+    FreeCount,
+    free_counts,
+    is_stale,
+    names_lost_gpu,
+    partly_offered,
+    restart_kubelet,
+)
+from diagnosis.facts.placement import has, offers, selects
+from diagnosis.facts.safe_steps import keep_off, let_in, make_again, plugin_pods, repair_gpu, restart_plugin
 from diagnosis.facts.symptoms import (
     Recognised,
     RecognisedPod,
     Symptom,
     recognised,
     replaced,
+    scheduled_at,
     shortened,
     subject_of,
     texts_in,
@@ -30,6 +41,7 @@ from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause,
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
+from healthcheck.text.moments import EARLIEST
 
 NO_DEVICES = ("NodeKeptFromWork", "DevicePluginNotReady", "DevicePluginMissing", "GpusNotOffered", "UnhealthyGpus")
 """Causes that leave a kubelet without devices."""
@@ -41,7 +53,8 @@ _accepted = Family(Link.ACCEPTED, severity=CauseSeverity.MEDIUM)
 TOO_FEW = _accepted_on_node(
     "GpusUnavailableAtAdmission",
     "The kubelet had fewer free and healthy devices than the scheduler had counted, and rejected the pod.",
-    "Check which devices are unhealthy, or owned by a pod that the scheduler does not count; delete the Failed pods.",
+    "Check which devices are unhealthy, or owned by a pod that the scheduler does not count. If all are "
+    "healthy and the node's pods request fewer than the kubelet counts, restart the kubelet; make the pods again.",
     rejecting(r"requested number of devices unavailable for", _DEVICE_MANAGER),
     source=f"{_DEVICE_MANAGER}: `requested number of devices unavailable`",
     follows=NO_DEVICES,
@@ -49,7 +62,7 @@ TOO_FEW = _accepted_on_node(
 NO_HEALTHY = _accepted_on_node(
     "NoHealthyGpuAtAdmission",
     "None of the node's devices is healthy: their plugin has not registered again, or reports all as unhealthy.",
-    "Restore the device plugin on the node, or fix the GPUs that it reports; then delete the Failed pods.",
+    "Restore the device plugin on the node, or fix the GPUs that it reports; then make the Failed pods again.",
     rejecting(r"no healthy devices present", _DEVICE_MANAGER),
     source=f"{_DEVICE_MANAGER}: `no healthy devices present`",
     follows=NO_DEVICES,
@@ -57,7 +70,7 @@ NO_HEALTHY = _accepted_on_node(
 NO_LONGER_HEALTHY = _accepted_on_node(
     "AllocatedGpuUnhealthy",
     "A device that the kubelet had already given to the pod is no longer healthy, so it may not start there again.",
-    "Fix the node's GPU, and delete the Failed pod so that another is created elsewhere.",
+    "Make the Failed pod again, so that it gets other devices; the plugin's log says why this one is unhealthy.",
     rejecting(r"previously allocated devices are no longer healthy", _DEVICE_MANAGER),
     source=f"{_DEVICE_MANAGER}: `previously allocated devices are no longer healthy`",
     follows=NO_DEVICES,
@@ -65,7 +78,7 @@ NO_LONGER_HEALTHY = _accepted_on_node(
 UNREGISTERED = _accepted_on_node(
     "DeviceResourceUnregistered",
     "No device plugin has registered the resource since the kubelet's last start.",
-    "Restore the device plugin on the node, then delete the Failed pods.",
+    "Restore the device plugin on the node, then make the Failed pods again.",
     rejecting(r"cannot allocate unregistered device", _DEVICE_MANAGER),
     source=f"{_DEVICE_MANAGER}: `cannot allocate unregistered device`",
     follows=NO_DEVICES,
@@ -83,7 +96,7 @@ SHARED_OVER_REQUEST = _accepted(
 UNKNOWN_DEVICE = _accepted_on_node(
     "DeviceUnknownToPlugin",
     "The kubelet requested a device that the plugin no longer has: the GPU is gone, or the MIG geometry changed.",
-    "Restart the device plugin on the node, so that it reports its devices; then delete the Failed pods.",
+    "Restart the device plugin on the node, so that it reports its devices; then make the Failed pods again.",
     rejecting(r"unknown device", "k8s-device-plugin, Allocate"),
     source="NVIDIA's device plugin, Allocate: `unknown device`",
     follows=NO_DEVICES,
@@ -91,7 +104,7 @@ UNKNOWN_DEVICE = _accepted_on_node(
 GPU_LOST = _accepted_on_node(
     "GpuLostAtAllocation",
     "The device plugin could not reach a GPU when it was to allocate it.",
-    "Check the node's GPUs: a lost one needs a reset or a reboot at least.",
+    "Keep new pods off the node, which rejects all of them; then reset or reboot it, and make the Failed pods again.",
     rejecting(r"GPU is lost|GPU_IS_LOST|fallen off the bus", "kubernetes issue 97131"),
     source="NVML's `GPU is lost`, passed on by the device plugin",
     follows=NO_DEVICES,
@@ -99,7 +112,8 @@ GPU_LOST = _accepted_on_node(
 PLUGIN_FAILED = _accepted_on_node(
     "DevicePluginAllocateFailed",
     "The device plugin answered the kubelet's request for devices with an error, or not at all.",
-    "Read the plugin's log on the node; then delete the Failed pods.",
+    "Keep new pods off the node; if the error names a GPU, reset or reboot it, otherwise restart the plugin; then make "
+    "the Failed pods again.",
     rejecting(
         r"(?:Allocate|Update plugin resources|GetPreferredAllocation rpc) failed|which is unexpected", _DEVICE_MANAGER
     ),
@@ -135,21 +149,21 @@ EVICTED = _accepted_on_node(
 OTHERWISE = _accepted(
     "GpuPodRejected",
     "The kubelet rejected the pod for another reason.",
-    "Follow its message, then delete the Failed pod.",
+    "Follow its message, then make the Failed pod again.",
 )
 
 _hami = Family(Link.ACCEPTED)
 NUMBER = _hami(
     "HamiDeviceNumberMismatch",
     "The kubelet requests another number of cards from HAMi's device plugin than the scheduler noted on the pod.",
-    "Delete the pod, so that it is scheduled again; set nvidia.com/gpu as a limit only, and as a whole number.",
+    "Set nvidia.com/gpu as a limit only, and as a whole number; then make the pod again, so that it is scheduled anew.",
     rejecting(r"device number not matched", PLUGIN_FILES),
     source=f"{PLUGIN_FILES}: `device number not matched`",
 )
 CARD_GONE = _hami(
     "HamiAllocatedCardGone",
     "HAMi's device plugin no longer finds the card that HAMi's scheduler chose.",
-    "Check the node's cards, restart the device plugin pod there, then delete the Failed pod.",
+    "Check the node's cards, restart the device plugin pod there, then make the Failed pod again.",
     rejecting(r"resolve allocated NVIDIA devices", PLUGIN_FILES),
     source=f"{PLUGIN_FILES}: `resolve allocated NVIDIA devices`",
     of_node=True,
@@ -174,6 +188,16 @@ ALLOCATION = (
     *(TOO_FEW, GPU_LOST, UNKNOWN_DEVICE, PLUGIN_FAILED),
 )
 """Causes by `status.message` with the reason UnexpectedAdmissionError. The last one matches all other texts."""
+_DESCRIBED = (
+    *(SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, TOPOLOGY, NOT_SEEN, NODE_NAMED, NUMBER, NO_LONGER_HEALTHY),
+)
+_OF_TEMPLATE = (SHARED_OVER_REQUEST, WRONG_NODE, TOPOLOGY, NODE_NAMED, NUMBER)
+"""Causes whose own remedy says all, and those of them that lie in the pod's specification."""
+_OF_COUNT = (TOO_FEW, OVERBOOKED)
+"""Causes by a number of free devices, which the kubelet and the scheduler count differently."""
+_IN_UNHEALTHY = "Follow the steps of UnhealthyGpus of the node, which make these pods again too."
+_FLAPS = timedelta(minutes=30)
+"""Rejections for longer than this may go on, although all devices are offered at this moment."""
 
 
 def find_rejected(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -218,15 +242,67 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[RecognisedPod]) ->
     first = rejections[0]
     cause, pods = first.known.cause, [rejection.pod for rejection in rejections]
     node = snapshot.by_node.get(first.pod.spec.node)
+    counts = free_counts(snapshot, node, pods) if cause in _OF_COUNT else []
     evidence = [f"{each.pod.subject}: {each.known.symptom.reason}: {each.known.quote}" for each in rejections[:3]]
     evidence += _of_makers(snapshot, pods)
     evidence += _of_node(snapshot, node, pods)
+    evidence += [f"{subject}: {count}" for count in counts[-1:] if count.contradicts]
     evidence += _of_room(snapshot, first) if cause is OVERBOOKED else ()
     evidence += _of_selector(node, pods) if cause is WRONG_NODE else ()
-    remedy = (*_look(cause, first.pod), cause.remedy, *make_again(snapshot, pods))
+    remedy = tuple(_remedy(snapshot, rejections, counts))
     certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
     because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else ()
     return FoundCause(cause, subject, tuple(evidence), remedy, tuple(pod.subject for pod in pods), certainty, because)
+
+
+def _remedy(snapshot: Snapshot, rejections: list[RecognisedPod], counts: list[FreeCount]) -> Iterator[str]:
+    """Yield the steps: what ends the rejections, unless they have ended, and then what makes the pods again."""
+    cause, pods = rejections[0].known.cause, [rejection.pod for rejection in rejections]
+    node = snapshot.by_node.get(pods[0].spec.node)
+    again = list(make_again(snapshot, pods, changed=cause in _OF_TEMPLATE))
+    by_kubelet = any(count.contradicts for count in counts) and not _names_node(snapshot, pods[0])
+    if cause in _DESCRIBED or (cause is OVERBOOKED and not by_kubelet):
+        yield cause.remedy
+    elif node is not None and is_stale(snapshot, counts) and len(_schedulers(snapshot, node)) < 2:
+        yield f"Restart the kubelet on the node, whose own list of devices in use is stale: {restart_kubelet(node)}."
+    elif node is not None and _is_over(snapshot, node, cause, pods) and (by_kubelet or cause not in _OF_COUNT):
+        yield f"{node.subject} offers all its GPUs and has no fault now: only the rejected pods have to be made again."
+        if counts:
+            again.append(f"If they are rejected again, restart the kubelet on the node: {restart_kubelet(node)}.")
+    elif cause is GPU_LOST or any(map(names_lost_gpu, pods)):
+        is_below = node is not None and any(partly_offered(node)) and any(map(names_lost_gpu, pods))
+        again = [_IN_UNHEALTHY] if is_below else [*repair_gpu(snapshot, pods[0].spec.node, pods)]
+    else:
+        yield from _restoration(snapshot, rejections)
+    yield from again
+
+
+def _restoration(snapshot: Snapshot, rejections: list[RecognisedPod]) -> Iterator[str]:
+    """Yield the steps after which the node accepts pods again, if none of its GPUs is lost."""
+    cause, name = rejections[0].known.cause, rejections[0].pod.spec.node
+    if cause in _OF_COUNT:
+        yield f"{cause.remedy} The node's pods: {pods_on(name)}"
+    elif cause is PLUGIN_FAILED:
+        yield from (*keep_off(snapshot, name), *restart_plugin(snapshot, name), *let_in(snapshot, name))
+    else:
+        yield from restart_plugin(snapshot, name)
+
+
+def _is_over(snapshot: Snapshot, node: Node, cause: Cause, pods: Iterable[Pod]) -> bool:
+    """Whether the reason for rejections has ended: the node is healthy and offers all its devices.
+
+    A rejection by the plugin leaves no trace at the node, so a GPU pod that started since then has to show it.
+    """
+    asked = {name for pod in pods for container in pod.spec.containers for name in gpus_of(container)}
+    times = [at for pod in pods if (at := scheduled_at(pod)) is not None]
+    if not node.ready or node.faults or not all(map(is_ready, plugin_pods(snapshot, node.name))):
+        return False
+    if not asked or not all(0 < has(node, name) <= offers(node, name) for name in asked) or not times:
+        return False
+    if cause in (NO_HEALTHY, UNREGISTERED, *_OF_COUNT):
+        return max(times) - min(times) <= _FLAPS
+    started = (pod for pod in gpu_pods(snapshot) if pod.spec.node == node.name and pod.phase == "Running")
+    return any((scheduled_at(pod) or EARLIEST) > max(times) for pod in started)
 
 
 def _of_makers(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterator[str]:
@@ -242,17 +318,16 @@ def _of_node(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> Iter
         return
     asked = {name for pod in pods for container in pod.spec.containers for name in gpus_of(container)}
     for name in sorted(asked & {*node.capacity, *node.allocatable}) or sorted(asked):
-        has, offers = node.capacity.get(name, "none"), node.allocatable.get(name, "none")
-        yield f"{node.subject}: {name}: capacity {has}, allocatable {offers} now"
-    schedulers = sorted(
-        {
-            one.spec.scheduler
-            for one in snapshot.pods
-            if one.spec.node == node.name and one.spec.scheduler and any(map(gpus_of, one.spec.containers))
-        }
-    )
+        there, offered = node.capacity.get(name, "none"), node.allocatable.get(name, "none")
+        yield f"{node.subject}: {name}: capacity {there}, allocatable {offered} now"
+    schedulers = _schedulers(snapshot, node)
     if len(schedulers) > 1:
         yield f"{node.subject}: its GPU pods were bound by {', '.join(schedulers)}"
+
+
+def _schedulers(snapshot: Snapshot, node: Node) -> list[str]:
+    gpu_pods_there = (pod for pod in snapshot.pods_on.get(node.name, ()) if any(map(gpus_of, pod.spec.containers)))
+    return sorted({pod.spec.scheduler for pod in gpu_pods_there if pod.spec.scheduler})
 
 
 def _of_room(snapshot: Snapshot, first: RecognisedPod) -> Iterator[str]:
@@ -273,12 +348,6 @@ def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:
                 yield f"{pod.subject} requires {key}={value}; {node.subject} has {label or 'no such label'}"
         if not selects(pod.spec, node):
             return
-
-
-def _look(cause: Cause, pod: Pod) -> Iterator[str]:
-    if cause in (SHARED_OVER_REQUEST, WRONG_NODE, EVICTED, OTHERWISE, OVERBOOKED, TOPOLOGY, NOT_SEEN, NODE_NAMED):
-        return
-    yield f"Check the device plugin pod on the node, and its log: {pods_on(pod.spec.node)}"
 
 
 CAUSES = (

@@ -7,7 +7,8 @@ import posixpath
 import shlex
 from collections.abc import Iterator, Sequence
 
-from diagnosis.facts.commands import command
+from diagnosis.facts.commands import command, kubectl, logs, pods_on
+from diagnosis.facts.components import Role, components
 from diagnosis.facts.quantity import counted
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
@@ -36,10 +37,48 @@ def let_in(snapshot: Snapshot, node: str) -> Iterator[str]:
         yield f"When the node's GPUs are healthy, let pods start there again: {command('kubectl', 'uncordon', node)}"
 
 
-def make_again(snapshot: Snapshot, pods: Sequence[Pod]) -> Iterator[str]:
+def repair_gpu(snapshot: Snapshot, node: str, rejected: Sequence[Pod] = ()) -> Iterator[str]:
+    """Yield the steps that end the loss of a GPU on a node, with our commands if our agent runs there.
+
+    The rejected pods are made again before a drain, which deletes ended pods.
+    """
+    yield from keep_off(snapshot, node)
+    yield from make_again(snapshot, rejected)
+    known = snapshot.by_node.get(node)
+    if known is None or known.record is None:
+        drain = command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data")
+        yield f"When its work has ended, or may end, drain it, which deletes its ended pods too: {drain}"
+        yield "Then reset the GPU, or reboot the machine, which a GPU that is off its bus needs."
+    elif known.faults:
+        reset = command("gpu-healthcheck", "reset", node)
+        yield f"Then reset its faulty GPUs, and with --reboot if that is not enough: {reset}"
+    else:
+        yield f"Then drain and reboot it: {command('gpu-healthcheck', 'reset', node, '--reboot')}"
+    yield "A GPU that is lost again must be replaced."
+    yield from let_in(snapshot, node)
+
+
+def restart_plugin(snapshot: Snapshot, node: str, when: str = "Then") -> Iterator[str]:
+    """Yield the steps that restart the device plugin's pod on a node, which its DaemonSet creates again."""
+    pods = plugin_pods(snapshot, node)
+    for pod in pods:
+        yield f"Read the log of the node's device plugin: {logs(pod.meta, '--tail=50')}"
+        yield f"{when} restart the device plugin: {kubectl('delete', pod.meta)}"
+    if not pods:
+        yield f"{when} restart the device plugin: delete its pod on the node. Its name: {pods_on(node)}"
+
+
+def plugin_pods(snapshot: Snapshot, node: str) -> list[Pod]:
+    """Return the pods of device plugins for GPUs on the node."""
+    roles = (Role.DEVICE_PLUGIN, Role.HAMI_PLUGIN)
+    return [pod for each in components(snapshot) if each.role in roles and (pod := each.pod_on(node)) is not None]
+
+
+def make_again(snapshot: Snapshot, pods: Sequence[Pod], *, changed: bool = False) -> Iterator[str]:
     """Yield the steps after which workloads of pods that ended, or never started, have fresh ones.
 
-    `moving_pods` has the steps for pods that still work.
+    `changed`: whether a pod that is created as it was would fail again. `moving_pods` has the steps for pods that still
+    work.
     """
     failed = {pod.subject: job for pod in pods if (job := _failed_job(snapshot, pod))}
     live = [pod for pod in pods if pod.subject not in failed]
@@ -49,11 +88,11 @@ def make_again(snapshot: Snapshot, pods: Sequence[Pod]) -> Iterator[str]:
         if owned:
             yield _delete(snapshot, namespace, node, owned)
         if bare:
-            yield from _create_again(namespace, "pod", bare, "no controller creates it again", _UNBOUND)
+            yield from _create_again(namespace, "pod", bare, "which no controller creates again", _UNBOUND, changed)
     for job in list(dict.fromkeys(failed.values()))[:_MOST_OBJECTS]:
         kind, namespace, name = job.split("/")
-        why = "it has failed, and creates no more pods"
-        yield from _create_again(namespace, kind, [name], why, _JOB if kind == "job" else None)
+        why = "which has failed, and creates no more pods"
+        yield from _create_again(namespace, kind, [name], why, _JOB if kind == "job" else None, changed)
 
 
 def _failed_job(snapshot: Snapshot, pod: Pod) -> str:
@@ -95,7 +134,9 @@ def _is_failed(pod: Pod) -> bool:
     return pod.phase == "Failed"
 
 
-def _create_again(namespace: str, kind: str, names: Sequence[str], why: str, patch: object) -> Iterator[str]:
+def _create_again(
+    namespace: str, kind: str, names: Sequence[str], why: str, patch: object, changed: bool
+) -> Iterator[str]:
     """Yield the steps that save the manifests of objects, delete the objects, and create them anew."""
     some = [*names[:_MOST_NAMES]]
     file = shlex.quote(f"{posixpath.basename(some[0])}.yaml")
@@ -104,5 +145,6 @@ def _create_again(namespace: str, kind: str, names: Sequence[str], why: str, pat
     delete = shlex.join(("kubectl", "-n", namespace, "delete", kind, *some))
     patched = shlex.join(("kubectl", "patch", "--local", "--type=merge", "-o", "json", "-p", json.dumps(patch)))
     create = f"{patched} -f {file} | kubectl create -f -" if patch is not None else f"kubectl create -f {file}"
-    yield f"Save the manifest of {of_them}: {why}. `{save} > {file}`"
-    yield f"Then delete and create from the file{_rest(names)}: `{delete} && {create}`"
+    yield f"Save the manifest of {of_them}, {why}: `{save} > {file}`"
+    change = "correct the file, " if changed else ""
+    yield f"Then {change}delete and create from the file{_rest(names)}: `{delete} && {create}`"

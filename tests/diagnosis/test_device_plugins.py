@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.diagnosis.component_states import (
@@ -15,6 +17,7 @@ from tests.diagnosis.states import GPU, Object, judged, node, pod, results
 A, B = gpu_node("a"), gpu_node("b")
 PLAIN = node("b", None, labels={"feature.node.kubernetes.io/pci-10de.present": "true"})
 OTHER = "nvidia-device-plugin"
+IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.18.0"
 HAMI = {"app.kubernetes.io/component": "hami-device-plugin"}
 TAINTED = gpu_node("b", None, taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}])
 MIG = {GPU: "0", "nvidia.com/mig-1g.10gb": "56"}
@@ -143,3 +146,74 @@ HEALTHY: list[tuple[str, list[Object]]] = [
 @pytest.mark.parametrize("state", [pair[1] for pair in HEALTHY], ids=[pair[0] for pair in HEALTHY])
 def test_intended_states_have_no_causes(state: list[Object]) -> None:
     assert results(judged(*state)) == []
+
+
+LOG = (f"pod/{NAMESPACE}/{PLUGIN}-b", f"{PLUGIN}-ctr")
+WITHOUT = operator(A, gpu_node("b", allocatable={GPU: "0"}))
+MPS = (
+    "E0610 main.go:301] Failed to start plugin: error waiting for MPS daemon: error checking MPS daemon health: exit 1"
+)
+
+
+def mps(*, wanted: int = 0, **changes: Any) -> Object:
+    """The chart's DaemonSet of the MPS control daemon."""
+    selector = {"nvidia.com/mps.capable": "true"}
+    labels = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+    return daemon("x-mps-control-daemon", wanted=wanted, labels=labels, selector=selector, image=IMAGE, **changes)
+
+
+def remedy_of(log: str, *state: Object) -> tuple[str, ...]:
+    """Return the remedy of node b, whose plugin has this log and has never registered."""
+    (problem,) = judged(*state, logs={LOG: log}).problems
+    assert (problem.found.cause.name, problem.found.subject) == ("GpusNotOffered", "node/b")
+    return problem.found.remedy
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            (
+                "E0506 factory.go:112] Incompatible strategy detected auto\nI0506 main.go:381] No devices found. "
+                "Waiting indefinitely."
+            ),
+            "run it with the nvidia runtime",
+        ),
+        (
+            (
+                "I1128 server.go:120] Could not register device plugin: rpc error: code = Unknown desc = device plugin "
+                "already connected: /var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+            ),
+            "restart the kubelet on the node",
+        ),
+        ("E0401 main.go:310] Could not contact Kubelet. Did you enable the device plugin feature gate?", "on k0s"),
+        ("E0401 main.go:123] error starting plugins: unable to load config: unable to finalize config", "invalid"),
+        ("E0401 main.go:173] Failed to initialize NVML: Driver Not Loaded. Waiting: error", "module is not loaded"),
+    ],
+)
+def test_plugin_that_never_registered_has_the_fix_of_its_log(log: str, words: str) -> None:
+    first, restart = remedy_of(log, *WITHOUT)
+
+    assert words in first
+    assert f"delete pod {PLUGIN}-b" in restart
+
+
+def test_mps_daemon_that_selects_no_node_is_given_its_label() -> None:
+    label = {"nvidia.com/mps.capable": "true"}
+    first, *_ = remedy_of(MPS, *WITHOUT, mps())
+    runs = operand("x-mps-control-daemon", "b", image=IMAGE, labels={"app.kubernetes.io/name": "nvidia-device-plugin"})
+    labelled = operator(A, gpu_node("b", allocatable={GPU: "0"}, labels=label))
+
+    assert f"daemonset/{NAMESPACE}/x-mps-control-daemon" in first
+    assert "`kubectl label node b nvidia.com/mps.capable=true --overwrite`" in first
+    assert "none was found" in remedy_of(MPS, *WITHOUT)[0]
+    assert "logs x-mps-control-daemon-b" in remedy_of(MPS, *labelled, mps(wanted=1), runs)[0]
+    assert results(judged(*operator(A, gpu_node("b", labels=label)), mps(wanted=1), runs, logs={LOG: MPS})) == []
+
+
+def test_plugin_that_registered_after_the_failure_reports_unhealthy_gpus() -> None:
+    log = f"{MPS}\nI0610 server.go:146] Registered device plugin for 'nvidia.com/gpu' with Kubelet"
+    (problem,) = judged(*WITHOUT, mps(), logs={LOG: log}).problems
+
+    assert problem.found.cause.name == "UnhealthyGpus"
+    assert not any("MPS" in line for line in (*problem.found.evidence, *problem.found.remedy))
