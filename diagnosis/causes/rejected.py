@@ -10,11 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
+from msgspec.structs import replace
+
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.hami.denials import NODE_NAMED, PLUGIN_FILES
 from diagnosis.causes.hami.webhook import NOT_SEEN
 from diagnosis.facts.commands import pods_on
 from diagnosis.facts.components import is_ready
+from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
 from diagnosis.facts.kubelet_devices import (
     FreeCount,
@@ -176,6 +179,8 @@ _ENOUGH = re.compile(
 _BY_REASON = (
     ("TopologyAffinityError", "", TOPOLOGY),
     ("NodeAffinity|MatchNodeSelector|TaintToleration", "", WRONG_NODE),
+    # The kubelet did not yet know the devices of its node, such as after a reboot.
+    (r"OutOf.{1,190}/.{0,60}(?:gpu|mig-).{0,60}", "used: 0, capacity: 0", UNREGISTERED),
     ("OutOf.{1,200}", "", OVERBOOKED),
     ("Evicted", "low on resource|exceeds? (?:the )?(?:total )?limit|exceeded its|ephemeral", EVICTED),
     # An intended end is no rejection.
@@ -207,6 +212,9 @@ def find_rejected(snapshot: Snapshot) -> Iterator[FoundCause]:
         if pod.phase != "Failed" or replaced(snapshot, pod):
             continue
         known = _recognise(pod)
+        node = snapshot.by_node.get(pod.spec.node)
+        if known is not None and known.cause is UNREGISTERED and node is not None and not has_nvidia(node):
+            known = replace(known, cause=OVERBOOKED)  # by nodeName on a node without GPUs
         if known is not None:
             subject = _subject(snapshot, pod, known.cause)
             together[known.cause.name, subject].append(RecognisedPod(pod, known))

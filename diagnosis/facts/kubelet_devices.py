@@ -17,7 +17,7 @@ from diagnosis.facts.symptoms import ended_of, scheduled_at
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
-from healthcheck.probes.container_runtime.distributions import K0S, K8S_SNAP, MICROK8S, TALOS
+from healthcheck.probes.container_runtime.distributions import K0S, MICROK8S, TALOS
 
 _UNAVAILABLE = re.compile(
     r"unavailable for (?P<resource>\S{1,200}?)\. ?Requested: ?(?P<requested>\d{1,9}), ?Available: ?(?P<free>\d{1,9})"
@@ -36,12 +36,6 @@ Source: k8s-device-plugin issues 231 and 2038, go-gpuallocator. `error calling n
 """
 _RECENT, _REPEATS = timedelta(hours=1), timedelta(minutes=10)
 _FOLDERS = {K0S: "/var/lib/k0s/kubelet", MICROK8S: "/var/snap/microk8s/common/var/lib/kubelet"}
-_RESTARTS = {
-    MICROK8S: "`snap restart microk8s.daemon-kubelite`",
-    K8S_SNAP: "`snap restart k8s.kubelet`",
-    K0S: "`systemctl restart k0sworker`",
-    TALOS: "`talosctl -n ADDRESS service kubelet restart`",
-}
 
 
 class FreeCount(Struct, frozen=True):
@@ -101,10 +95,11 @@ def is_stale(snapshot: Snapshot, counts: list[FreeCount]) -> bool:
 
 def restart_kubelet(node: Node) -> str:
     """Return how to restart the kubelet on the node, and where its list of devices in use lies."""
-    distribution = distribution_of(node)
-    restart = _RESTARTS.get(distribution, f"`systemctl restart {kubelet_unit(node)}`")
+    distribution, unit = distribution_of(node), kubelet_unit(node)
+    restart = f"snap restart {unit.removeprefix('snap.')}" if unit.startswith("snap.") else f"systemctl restart {unit}"
+    restart = "talosctl -n ADDRESS service kubelet restart" if distribution == TALOS else restart
     folder = _FOLDERS.get(distribution, "/var/lib/kubelet")
-    return f"{restart} (its list is {folder}/device-plugins/kubelet_internal_checkpoint)"
+    return f"`{restart}` (its list is {folder}/device-plugins/kubelet_internal_checkpoint)"
 
 
 def _count(snapshot: Snapshot, node: Node, pod: Pod) -> Iterator[FreeCount]:

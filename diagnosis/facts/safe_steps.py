@@ -105,13 +105,13 @@ def _failed_job(snapshot: Snapshot, pod: Pod) -> str:
 def _delete(snapshot: Snapshot, namespace: str, node: str, pods: Sequence[Pod]) -> str:
     """Return the step that deletes pods of controllers: by name, or many by a selector that takes no other pod."""
     names = [pod.meta.name for pod in pods]
-    owners = {f"{pod.meta.owner.kind} {pod.meta.owner.name} replaces" for pod in pods if pod.meta.owner is not None}
-    makers = owners.pop() if len(owners) == 1 else "their controllers replace"
+    owners = {f"{pod.meta.owner.kind} {pod.meta.owner.name} creates" for pod in pods if pod.meta.owner is not None}
+    makers = owners.pop() if len(owners) == 1 else "their controllers create"
     which = counted(len(names), "Failed pod" if all(map(_is_failed, pods)) else "pod")
     selector = _selector(snapshot, namespace, node, pods) if len(names) > _MOST_NAMES else ()
     by_name = command("kubectl", "-n", namespace, "delete", "pod", *names[:_MOST_NAMES])
     delete = command("kubectl", "-n", namespace, "delete", "pods", *selector) if selector else by_name
-    return f"Delete {which}, which {makers}{'' if selector else _rest(names)}: {delete}"
+    return f"Delete {which}, for which {makers} others{'' if selector else _rest(names)}: {delete}"
 
 
 def _selector(snapshot: Snapshot, namespace: str, node: str, pods: Sequence[Pod]) -> tuple[str, ...]:

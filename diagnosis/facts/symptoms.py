@@ -159,7 +159,7 @@ def replaced(snapshot: Snapshot, pod: Pod) -> bool:
     Its purpose is fulfilled, or its workload works without it, or its end is long past.
     """
     end = _end(pod)
-    if pod.meta.deleted is not None or (end is not None and snapshot.now - end > _PAST):
+    if pod.meta.deleted is not None or (end is not None and snapshot.now - end > _PAST) or _had_succeeded(pod):
         return True
     above = snapshot.line(pod.meta)[1:]
     makers = [workload for subject in above if (workload := snapshot.workload.get(subject)) is not None]
@@ -239,6 +239,12 @@ def _works(pod: Pod) -> bool:
         return True
     own = [state for state in pod.states if not state.init]
     return pod.phase == "Running" and pod.meta.deleted is None and all(state.ready for state in own)
+
+
+def _had_succeeded(pod: Pod) -> bool:
+    """Whether all containers ended with success: a kubelet that restarts may reject the ended pod once more."""
+    own = [state for state in pod.states if not state.init]
+    return bool(own) and all(state.ended is not None and state.ended.exit_code == 0 for state in own)
 
 
 def _end(pod: Pod) -> datetime | None:

@@ -12,7 +12,7 @@ from tests.diagnosis.component_states import (
     operand,
     operator,
 )
-from tests.diagnosis.states import GPU, Object, judged, node, pod, results
+from tests.diagnosis.states import GPU, Object, judged, node, pod, results, waiting
 
 A, B = gpu_node("a"), gpu_node("b")
 PLAIN = node("b", None, labels={"feature.node.kubernetes.io/pci-10de.present": "true"})
@@ -217,3 +217,19 @@ def test_plugin_that_registered_after_the_failure_reports_unhealthy_gpus() -> No
 
     assert problem.found.cause.name == "UnhealthyGpus"
     assert not any("MPS" in line for line in (*problem.found.evidence, *problem.found.remedy))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("E1128 main.go:1] specified config a100-mps does not exist", "names no key of the plugin's ConfigMap"),
+        ("E1128 main.go:1] using MPS requires --mps-root to be specified", "Helm chart"),
+        ("E1128 main.go:1] failed to construct resource managers: invalid device discovery strategy", "nvidia runtime"),
+    ],
+)
+def test_plugin_that_does_not_start_has_the_fix_of_its_log(line: str, words: str) -> None:
+    states = [waiting("CrashLoopBackOff", name=f"{PLUGIN}-ctr", restartCount=9)]
+    state = [*only_on_a(gpu_node("b", None)), operand(PLUGIN, "b", states=states, conditions=[])]
+    (problem,) = [each for each in judged(*state, logs={LOG: line}).problems if PLUGIN in str(each.found)]
+
+    assert any(words in step for step in problem.found.remedy)

@@ -10,6 +10,7 @@ from tests.diagnosis.component_states import PLUGIN, gpu_node, operand, operator
 from tests.diagnosis.states import (
     GPU,
     Object,
+    ago,
     consequences,
     container,
     judged,
@@ -261,3 +262,37 @@ def test_pod_that_would_fail_as_it_was_is_corrected_before_it_is_created() -> No
     remedy = steps_of(*PLUGIN_POD, refused("desk", too_large), cause="SharedGpuRequestTooLarge")
 
     assert "Then correct the file, delete and create" in remedy[-1]
+
+
+EMPTY = f"Pod was rejected: Node didn't have enough resource: {GPU}, requested: 1, used: 0, capacity: 0"
+
+
+@pytest.mark.parametrize(
+    ("place", "cause"),
+    [
+        (gpu_node("a"), ("DeviceResourceUnregistered", "node/a")),
+        (node("a", None), ("NodeOverbooked", "node/a")),
+    ],
+)
+def test_kubelet_without_devices_waits_for_its_plugin_or_has_no_gpus(place: Object, cause: tuple[str, str]) -> None:
+    left = pod("desk", on="a", phase="Failed", status={"reason": "OutOfnvidia.com/gpu", "message": EMPTY})
+
+    assert cause in results(judged(*operator(place) if cause[0].startswith("Device") else [place], left))
+
+
+def test_overbooked_by_the_count_of_the_kubelet_alone_is_made_again() -> None:
+    full = f"Pod was rejected: Node didn't have enough resource: {GPU}, requested: 1, used: 8, capacity: 8"
+    left = pod("desk", on="a", age=20, phase="Failed", status={"reason": "OutOfnvidia.com/gpu", "message": full})
+    by_kubelet = steps_of(*PLUGIN_POD, left, cause="NodeOverbooked")
+    by_pods = steps_of(*PLUGIN_POD, left, pod("busy", 8, on="a", age=90), cause="NodeOverbooked")
+
+    assert "only the rejected pods have to be made again" in by_kubelet[0]
+    assert by_pods[0].startswith("Let one scheduler schedule all pods")
+
+
+def test_pod_that_had_succeeded_before_its_rejection_is_ignored() -> None:
+    ended = {"name": "main", "state": {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": ago(90)}}}
+    state = [*PLUGIN_POD, refused("desk", TOO_FEW)]
+    state[-1]["status"]["containerStatuses"] = [ended]
+
+    assert results(judged(*state)) == []

@@ -14,7 +14,7 @@ from diagnosis.facts.safe_steps import keep_off, let_in, make_again
 from diagnosis.snapshot import Builder, Snapshot
 from sim.control_plane import ControlPlane
 from sim.control_plane.build import binaries
-from tests.diagnosis.states import NOW, Object, node, obj, pod, snapshot
+from tests.diagnosis.states import NOW, Object, condition, node, obj, pod, snapshot
 
 NODE = "node-of-safe-steps"
 _BACKTICKS = re.compile(r"`([^`]+)`")
@@ -32,7 +32,7 @@ def test_few_pods_of_a_controller_are_deleted_by_name() -> None:
     state = snapshot(*(failed(f"llm-{number}", owner=("ReplicaSet", "llm")) for number in range(3)))
 
     assert steps(state) == [
-        "Delete 3 Failed pods, which ReplicaSet llm replaces: `kubectl -n team delete pod llm-0 llm-1 llm-2`"
+        "Delete 3 Failed pods, for which ReplicaSet llm creates others: `kubectl -n team delete pod llm-0 llm-1 llm-2`"
     ]
 
 
@@ -161,3 +161,16 @@ def test_failed_job_is_created_again_and_live_controllers_replace_their_pods(con
 
 def names_of(listed: Iterable[str]) -> list[str]:
     return [key.removeprefix("Pod/") for key in listed if key.startswith("Pod/")]
+
+
+def test_job_of_a_jobset_that_lives_is_not_created_again() -> None:
+    failed_job = {"conditions": [condition("Failed", "True")]}
+    above = {"ownerReferences": [{"kind": "JobSet", "name": "set", "uid": "s", "controller": True}]}
+    left = failed("x", owner=("Job", "train"))
+    job = obj("Job", "train", "team", status=failed_job)
+    owned = obj("Job", "train", "team", metadata=above, status=failed_job)
+    (save, create), (delete,) = steps(snapshot(left, job)), steps(snapshot(left, owned, obj("JobSet", "set", "team")))
+
+    assert "kubectl -n team get job train -o yaml > train.yaml" in save
+    assert "kubectl -n team delete job train && kubectl patch --local" in create
+    assert "kubectl -n team delete pod x" in delete
