@@ -217,7 +217,7 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
     fixes = [*_mps_steps(snapshot, node)] if any("mps" in line.lower() for line in lines) else [hint("\n".join(lines))]
     last = ready[-1][1].meta
     if any(fixes):
-        again = f"Then restart it, if it does not retry on its own: {kubectl('delete', last)}"
+        again = f"Then restart the plugin, if it does not retry on its own: {kubectl('delete', last)}"
         yield found_on(node.subject, NOT_OFFERED, [*evidence, *lines], [*fixes, again])
         return
     remedy = (f"Read the plugin's log: {logs(last, '--tail=50')}", f"Restart it: {kubectl('delete', last)}")

@@ -17,7 +17,7 @@ from diagnosis.causes.hami.denials import NODE_NAMED, PLUGIN_FILES
 from diagnosis.causes.hami.webhook import NOT_SEEN
 from diagnosis.facts.commands import pods_on
 from diagnosis.facts.components import is_ready
-from diagnosis.facts.gpu_nodes import has_nvidia
+from diagnosis.facts.gpu_nodes import has_nvidia, is_judged
 from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
 from diagnosis.facts.kubelet_devices import (
     FreeCount,
@@ -272,13 +272,17 @@ def _remedy(snapshot: Snapshot, rejections: list[RecognisedPod], counts: list[Fr
     if cause in _DESCRIBED or (cause is OVERBOOKED and not by_kubelet):
         yield cause.remedy
     elif node is not None and is_stale(snapshot, counts) and len(_schedulers(snapshot, node)) < 2:
-        yield f"Restart the kubelet on the node, whose own list of devices in use is stale: {restart_kubelet(node)}."
+        yield (
+            "The kubelet's own list of devices in use is stale. If `nvidia-smi` on the node shows no process of a "
+            f"deleted pod, restart the kubelet there: {restart_kubelet(node)}."
+        )
     elif node is not None and _is_over(snapshot, node, cause, pods) and (by_kubelet or cause not in _OF_COUNT):
         yield f"{node.subject} offers all its GPUs and has no fault now: only the rejected pods have to be made again."
         if counts:
             again.append(f"If they are rejected again, restart the kubelet on the node: {restart_kubelet(node)}.")
     elif cause is GPU_LOST or any(map(names_lost_gpu, pods)):
-        is_below = node is not None and any(partly_offered(node)) and any(map(names_lost_gpu, pods))
+        is_below = node is not None and is_judged(node, snapshot.now) and any(partly_offered(node))
+        is_below = is_below and any(map(names_lost_gpu, pods))
         again = [_IN_UNHEALTHY] if is_below else [*repair_gpu(snapshot, pods[0].spec.node, pods)]
     else:
         yield from _restoration(snapshot, rejections)

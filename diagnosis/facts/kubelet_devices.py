@@ -34,7 +34,7 @@ _LOST_GPU = re.compile(
 
 Source: k8s-device-plugin issues 231 and 2038, go-gpuallocator. `error calling nvml.Init` is none of them.
 """
-_RECENT, _REPEATS = timedelta(hours=1), timedelta(minutes=10)
+_RECENT, _REPEATS = timedelta(hours=1), timedelta(minutes=5)
 _FOLDERS = {K0S: "/var/lib/k0s/kubelet", MICROK8S: "/var/snap/microk8s/common/var/lib/kubelet"}
 
 
@@ -88,9 +88,9 @@ def free_counts(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> l
 
 def is_stale(snapshot: Snapshot, counts: list[FreeCount]) -> bool:
     """Whether the kubelet has contradicted the pods for minutes, and lately: its own list has devices of no pod."""
-    times = [count.at for count in counts if count.at is not None]
-    lasts = bool(times) and max(times) - min(times) >= _REPEATS and snapshot.now - max(times) <= _RECENT
-    return lasts and all(count.contradicts for count in counts)
+    times = [count.at for count in counts if count.contradicts and count.at is not None]
+    is_last = bool(times) and counts[-1].contradicts and snapshot.now - max(times) <= _RECENT
+    return is_last and max(times) - min(times) >= _REPEATS
 
 
 def restart_kubelet(node: Node) -> str:

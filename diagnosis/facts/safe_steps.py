@@ -47,7 +47,7 @@ def repair_gpu(snapshot: Snapshot, node: str, rejected: Sequence[Pod] = ()) -> I
     known = snapshot.by_node.get(node)
     if known is None or known.record is None:
         drain = command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data")
-        yield f"When its work has ended, or may end, drain it, which deletes its ended pods too: {drain}"
+        yield f"When the work on the node has ended, or may end, drain it, which deletes its ended pods too: {drain}"
         yield "Then reset the GPU, or reboot the machine, which a GPU that is off its bus needs."
     elif known.faults:
         reset = command("gpu-healthcheck", "reset", node)

@@ -20,6 +20,7 @@ from tests.diagnosis.states import (
     pod,
     recorded,
     results,
+    terminated,
 )
 
 UNEXPECTED = "UnexpectedAdmissionError"
@@ -235,15 +236,21 @@ def test_stale_list_of_the_kubelet_is_shown_by_arithmetic(version: str, labels: 
 
 
 def restarts_first(*state: Object) -> bool:
-    return "estart the kubelet on the node" in steps_of(*state, cause="GpusUnavailableAtAdmission")[0]
+    return "restart the kubelet there" in steps_of(*state, cause="GpusUnavailableAtAdmission")[0]
 
 
 def test_kubelet_is_not_restarted_while_another_reason_is_visible() -> None:
     twice = [refused(f"j-{minutes}", TOO_FEW, minutes=minutes) for minutes in (200, 10)]
     other = pod("b", 1, on="a", spec={"schedulerName": "kai-scheduler"})
     used = pod("busy", 8, on="a", age=300)
+    ended = {
+        "age": 300,
+        "phase": "Succeeded",
+        "states": [{"name": "main", "state": {"terminated": terminated(0, minutes=280)}}],
+    }
 
     assert restarts_first(*PLUGIN_POD, *twice)
+    assert restarts_first(*PLUGIN_POD, *twice, refused("first", TOO_FEW, minutes=290), pod("old", 8, on="a", **ended))
     assert not restarts_first(*PLUGIN_POD, *twice, other)
     assert not restarts_first(*PLUGIN_POD, *twice, used)
     assert not restarts_first(*operator(gpu_node("a", allocatable={GPU: "7"})), *twice)
@@ -296,3 +303,24 @@ def test_pod_that_had_succeeded_before_its_rejection_is_ignored() -> None:
     state[-1]["status"]["containerStatuses"] = [ended]
 
     assert results(judged(*state)) == []
+
+
+@pytest.mark.parametrize("words", [NO_HEALTHY, TOO_FEW, LOST[0]])
+def test_rejection_is_known_from_the_pod_alone(words: str) -> None:
+    (problem,) = judged(refused("desk", words), missing=["Event", "Node", "DaemonSet", "Job"]).problems
+
+    assert problem.found.subject == "node/a"
+    assert any(BARE in step for step in problem.found.remedy)
+    assert not any("has no fault now" in step for step in problem.found.remedy)
+
+
+def test_failed_pods_of_others_are_in_no_step() -> None:
+    """Many pods of one workload, and beside them a failed pod of another one on the same node."""
+    many = [
+        refused(f"llm-{number}", LOST[0], owner=("ReplicaSet", "llm-1"), labels={"app": "llm"}) for number in range(40)
+    ]
+    remedy = steps_of(*PLUGIN_POD, *makers(0), *many, pod("x", 0, on="a", phase="Failed"), cause="GpuLostAtAllocation")
+    (delete,) = (step for step in remedy if "kubectl -n team delete" in step)
+
+    assert delete.startswith("Delete 40 Failed pods, for which ReplicaSet llm-1 creates others: ")
+    assert "--field-selector=spec.nodeName=a,status.phase=Failed --selector=app=llm" in delete
