@@ -12,6 +12,7 @@ from diagnosis.facts.components import Role, components
 from diagnosis.facts.quantity import counted
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
+from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.pods import Pod, condition_in
 
 _MOST_NAMES, _MOST_OBJECTS = 20, 4
@@ -80,7 +81,7 @@ def make_again(snapshot: Snapshot, pods: Sequence[Pod], *, changed: bool = False
     `changed`: whether a pod that is created as it was would fail again. `moving_pods` has the steps for pods that still
     work.
     """
-    failed = {pod.subject: job for pod in pods if (job := _failed_job(snapshot, pod))}
+    failed = {pod.subject: job for pod in pods if (job := _failed_job(snapshot, pod)) is not None}
     live = [pod for pod in pods if pod.subject not in failed]
     for (namespace, node), some in grouped(((pod.meta.namespace, pod.spec.node), pod) for pod in live).items():
         bare = [pod.meta.name for pod in some if pod.meta.owner is None]
@@ -89,17 +90,16 @@ def make_again(snapshot: Snapshot, pods: Sequence[Pod], *, changed: bool = False
             yield _delete(snapshot, namespace, node, owned)
         if bare:
             yield from _create_again(namespace, "pod", bare, "which no controller creates again", _UNBOUND, changed)
-    for job in list(dict.fromkeys(failed.values()))[:_MOST_OBJECTS]:
-        kind, namespace, name = job.split("/")
-        why = "which has failed, and creates no more pods"
-        yield from _create_again(namespace, kind, [name], why, _JOB if kind == "job" else None, changed)
+    for job in list({each.subject: each for each in failed.values()}.values())[:_MOST_OBJECTS]:
+        kind, why = job.kind.lower(), "which has failed, and creates no more pods"
+        yield from _create_again(job.namespace, kind, [job.name], why, _JOB if kind == "job" else None, changed)
 
 
-def _failed_job(snapshot: Snapshot, pod: Pod) -> str:
-    """Return the object that a person, or a CronJob, wrote for this pod if it has failed for good; else ''."""
+def _failed_job(snapshot: Snapshot, pod: Pod) -> Meta | None:
+    """Return the object that a person, or a CronJob, wrote for this pod if it has failed for good; else None."""
     above = [subject for subject in snapshot.line(pod.meta)[1:] if not subject.startswith("cronjob/")]
     job = snapshot.workload.get(above[-1]) if above else None
-    return job.subject if job and any(condition_in(job.conditions, kind, "True") for kind in _FAILED) else ""
+    return job.meta if job and any(condition_in(job.conditions, kind, "True") for kind in _FAILED) else None
 
 
 def _delete(snapshot: Snapshot, namespace: str, node: str, pods: Sequence[Pod]) -> str:
@@ -147,4 +147,5 @@ def _create_again(
     create = f"{patched} -f {file} | kubectl create -f -" if patch is not None else f"kubectl create -f {file}"
     yield f"Save the manifest of {of_them}, {why}: `{save} > {file}`"
     change = "correct the file, " if changed else ""
-    yield f"Then {change}delete and create from the file{_rest(names)}: `{delete} && {create}`"
+    what = "delete" if kind == "pod" else "delete it with its pods and their logs,"
+    yield f"Then {change}{what} and create from the file{_rest(names)}: `{delete} && {create}`"

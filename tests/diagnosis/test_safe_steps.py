@@ -174,3 +174,11 @@ def test_job_of_a_jobset_that_lives_is_not_created_again() -> None:
     assert "kubectl -n team get job train -o yaml > train.yaml" in save
     assert "kubectl -n team delete job train && kubectl patch --local" in create
     assert "kubectl -n team delete pod x" in delete
+
+
+def test_job_without_a_namespace_has_steps_too() -> None:
+    job = obj("Job", "train", status={"conditions": [condition("Failed", "True")]})
+
+    save, create = steps(snapshot(failed("x", owner=("Job", "train"), namespace=""), job))
+    assert "get job train" in save
+    assert "with its pods and their logs" in create
