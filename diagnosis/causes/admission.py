@@ -147,7 +147,8 @@ def _users(snapshot: Snapshot) -> Mapping[tuple[str, str], Sequence[_User]]:
 
 
 def _raise(namespace: str, name: str) -> tuple[str, ...]:
-    look, edit = (command("kubectl", "-n", namespace, verb, "resourcequota", name) for verb in ("describe", "edit"))
+    look = command("kubectl", "-n", namespace, "describe", "resourcequota", name)
+    edit = command("kubectl", "-n", namespace, "edit", "resourcequota", name)
     return f"Check the use: {look}", f"Delete unneeded pods, or raise the quota: {edit}"
 
 

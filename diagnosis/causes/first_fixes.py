@@ -19,7 +19,7 @@ from healthcheck.checks import runtime_restart
 
 FILES_FIRST = "Until then, do not restart the container runtime or the toolkit pods: that would load its files."
 _RESTARTS = re.compile(r"`[^`]*\b(?:systemctl|snap) restart ")
-_RESTARTS_ALL = re.compile(r"`[^`]*(?:\bhelm upgrade |\brollout restart )")
+_RESTARTS_ALL = re.compile(r"`[^`]*(?:\bhelm upgrade |\brollout restart |\bpatch clusterpolicy )")
 """When it starts, the operator's toolkit restarts the node's container runtime."""
 _MAKES_PODS = re.compile(r"`kubectl [^`]*\bdelete pods? ")
 _ENDS_PODS_ALONE = ("NvidiaRuntimeElsewhere", "NvidiaRuntimeMissing", "RuntimeNotReady")

@@ -10,14 +10,17 @@ from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MIG_PENDING
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready
 from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
-from diagnosis.facts.gpu_requests import gpus_of
+from diagnosis.facts.gpu_requests import gpu_pods_on, gpus_of
+from diagnosis.facts.moving_pods import steps_to_move
+from diagnosis.facts.safe_steps import keep_off, let_in
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
 _PRODUCT, _CONFIG, _STATE = "nvidia.com/gpu.product", "nvidia.com/mig.config", "nvidia.com/mig.config.state"
-_UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
+_OFF, _UPGRADE = "all-disabled", "nvidia.com/gpu-driver-upgrade-state"
+_CHANGES_ONLY = "The manager acts on changes of the label only. First set another value: "
 _LABELLED = timedelta(minutes=10)
 _RECONFIGURED = timedelta(minutes=30)
 _fault = Family(None, severity=CauseSeverity.LOW)
@@ -46,7 +49,7 @@ def find(snapshot: Snapshot) -> Iterator[FoundCause]:
         if labels.get(_PRODUCT, "").endswith("-MIG-INVALID"):
             yield _invalid(node)
         if labels.get(_STATE) == "failed":
-            yield _failed(node, managers)
+            yield _failed(snapshot, node, managers)
         elif labels.get(_STATE) in ("pending", "rebooting") and node.ready:
             yield from _pending(node, managers, snapshot)
         if labels.get(_UPGRADE) == "upgrade-failed":
@@ -73,20 +76,34 @@ def _invalid(node: Node) -> FoundCause:
     keys = (_PRODUCT, "nvidia.com/mig.strategy", _CONFIG, _STATE, "nvidia.com/gpu.count")
     same = f"Set the same profiles on all its cards by the label `{_CONFIG}`, for example "
     remedy = (
-        f"{same}{_label(node, _CONFIG, 'all-disabled')}",
+        f"{same}{_label(node, _CONFIG, _another(node))}",
         "Or set mig.strategy to mixed, and request nvidia.com/mig-… by profile.",
     )
     return found_on(node.subject, GEOMETRY, [_shown(node, key) for key in keys if key in node.meta.labels], remedy)
 
 
-def _failed(node: Node, managers: list[Component]) -> FoundCause:
-    again = _label(node, _CONFIG, node.meta.labels.get(_CONFIG, "all-disabled"))
-    change = "The manager acts on changes only: set another value, then this one"
-    remedy = (
+def _another(node: Node) -> str:
+    """Return a value of the label that the node does not have, of every configuration of the manager."""
+    return "all-enabled" if node.meta.labels.get(_CONFIG) == _OFF else _OFF
+
+
+def _failed(snapshot: Snapshot, node: Node, managers: list[Component]) -> FoundCause:
+    steps = [
         f"Read why: {_manager_logs(node, managers)}",
-        f"Delete the pods that use its GPUs. {change}: {again}",
-    )
-    return found_on(node.subject, MIG_FAILED, (_state(node),), remedy)
+        "If its ConfigMap lacks the name, set one that it has. Otherwise free the GPUs:",
+        *keep_off(snapshot, node.name),
+        *steps_to_move(snapshot, gpu_pods_on(snapshot).get(node.name, ()), "other nodes"),
+        "Then stop host programs that use the GPUs, and reset the GPUs, or drain and reboot the node.",
+    ]
+    if _CONFIG in node.meta.labels:
+        path = _STATE.replace(".", "\\.")
+        wait = kubectl("wait", node.meta, f"--for=jsonpath={{.metadata.labels.{path}}}=success", "--timeout=20m")
+        steps += [
+            f"{_CHANGES_ONLY}{_label(node, _CONFIG, _another(node))}",
+            f"Wait until it is applied: {wait}",
+            f"Then set the requested value again: {_label(node, _CONFIG, node.meta.labels[_CONFIG])}",
+        ]
+    return found_on(node.subject, MIG_FAILED, (_state(node),), (*steps, *let_in(snapshot, node.name)))
 
 
 def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Iterator[FoundCause]:

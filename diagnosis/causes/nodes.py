@@ -9,9 +9,9 @@ from datetime import timedelta
 from diagnosis.causes.hami.allocating import ALLOCATION_HANGS
 from diagnosis.causes.pod_startup_table import RUNTIME_SILENT
 from diagnosis.causes.unscheduled.refused import NOT_READY
-from diagnosis.facts.commands import kubectl
 from diagnosis.facts.gpu_nodes import gpu_nodes
 from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
+from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.node_services import runtime_is_down, steps_until_ready
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
@@ -88,10 +88,9 @@ def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:
         lasting = [one for one in pods if older(snapshot, one.meta.created, _GONE_FOR)]
         if lasting:
             evidence = (f"there is no node {name}", *(f"{one.subject} is bound to it" for one in lasting[:_MOST_SHOWN]))
-            delete = f"Delete the pods bound to it: {kubectl('delete', lasting[0].meta)}"
-            yield FoundCause(
-                GONE, f"node/{name}", evidence, (delete, GONE.remedy), tuple(one.subject for one in lasting)
-            )
+            again = steps_to_move(snapshot, lasting, "a node that exists", works=False)
+            remedy = ("If the pods' template names the node, first remove nodeName there.", *again)
+            yield FoundCause(GONE, f"node/{name}", evidence, remedy, tuple(one.subject for one in lasting))
 
 
 def _has_not_begun(pod: Pod) -> bool:

@@ -10,15 +10,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.pod_startup_table import DOES_WITHOUT, NOT_INJECTED
 from diagnosis.causes.runtime_handlers import MISSING
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, kubectl
+from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role, components, role_of
 from diagnosis.facts.gpu_nodes import is_device
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
+from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.runtime_advice import toolkits
 from diagnosis.facts.symptoms import Recognised, of_log, recognised, texts_in
@@ -121,7 +123,10 @@ def find_running(snapshot: Snapshot) -> Iterator[FoundCause]:
         together[lack.cause.name, lack.subject].append((pod, lack, message))
     for some in together.values():
         messages = (message for _, _, message in some[:_MOST_SHOWN])
-        yield of_lack(some[0][1], [pod for pod, _, _ in some], *messages)
+        pods = [pod for pod, _, _ in some]
+        found = of_lack(some[0][1], pods, *messages)
+        again = steps_to_move(snapshot, pods, "any node") if found.cause is CGROUP_LOST else ()
+        yield replace(found, remedy=(*again, *found.remedy))
 
 
 def find_hidden(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -197,8 +202,6 @@ def of_lack(lack: MissingGpu, pods: Sequence[Pod], *evidence: str) -> FoundCause
     because = origins(_WITHOUT_GPU, f"node/{pod.spec.node}") if lack.cause.of_node else ()
     look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
     remedy = (lack.cause.remedy, *((f"Check the container's devices: {look}",) if lack.cause is NOT_INJECTED else ()))
-    if lack.cause is CGROUP_LOST:
-        remedy = (f"Create the pod again: {kubectl('delete', pod.meta)}", lack.cause.remedy)
     whole = (*evidence, *lack.evidence)
     return FoundCause(lack.cause, lack.subject, whole, remedy, affected, lack.certainty, because)
 

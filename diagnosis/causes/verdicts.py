@@ -137,7 +137,7 @@ def _kept_from_work(node: Node, by: str, events: Iterable[Event]) -> FoundCause:
         evidence.append(f"condition {condition}")
     refused = refusals_in(event.message for event in events if event.reason == EVENT)
     evidence += (f"the gate refused {counted(pods, 'pod')} for {reason}" for reason, pods in refused.items())
-    own = () if node.withheld else (_uncordon(node),)
+    own = (_uncordon(node),) if node.cordoned and not node.withheld else ()
     return FoundCause(KEPT_FROM_WORK, node.subject, tuple(evidence), (*_fixes(node), *own))
 
 

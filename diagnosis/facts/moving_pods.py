@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from diagnosis.facts.commands import command
+from diagnosis.facts.safe_steps import make_again
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
@@ -47,7 +48,8 @@ def _steps(snapshot: Snapshot, pods: Sequence[Pod], where: str, checkpoint: str)
     delete = command("kubectl", "-n", first.meta.namespace, "delete", "pod", *names)
     deletion, eviction = (_effect(snapshot, pods, removal) for removal in (Removal.DELETION, Removal.EVICTION))
     if deletion.fate is Fate.GONE:
-        yield _sentence(f"{checkpoint}delete {first.subject}, and create it again, as no controller does: {delete}")
+        yield from [f"{checkpoint.removesuffix(' Then ')}"] if checkpoint else []
+        yield from make_again(snapshot, pods)
     elif owner is not None and owner.kind == "DaemonSet":
         yield f"Fix the node first: its DaemonSet {owner.name} creates {first.subject} there again."
     elif deletion.fate is Fate.CONTINUES:
@@ -60,7 +62,7 @@ def _steps(snapshot: Snapshot, pods: Sequence[Pod], where: str, checkpoint: str)
         if eviction.fate is not Fate.CONTINUES:
             yield from _suspend(snapshot, first, where)
             checkpoint = "If its pods do not wait for each other, instead "
-        if owner is not None and eviction.fate < deletion.fate:
+        if owner is not None and eviction.fate < deletion.fate and first.spec.node in snapshot.by_node:
             selector = f"--pod-selector={_JOB_UID}={owner.uid}"
             drain = command("kubectl", "drain", first.spec.node, selector, "--delete-emptydir-data")
             evict = f"{checkpoint}evict its pods there, which it does not count"

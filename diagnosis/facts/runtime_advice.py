@@ -11,13 +11,14 @@ from msgspec import Struct
 from diagnosis.facts.commands import command, explain, kubectl
 from diagnosis.facts.crio_advice import crio_steps, hook_evidence, hook_steps, without_class, writes_for_containerd
 from diagnosis.facts.node_services import distribution_of, runtime_kind, unit_of_role
+from diagnosis.facts.operator_values import set_toolkit_env
 from diagnosis.facts.symptoms import shortened
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import OTHER_VALUE, Pod, PodSpec
 from diagnosis.snapshot.workloads import Workload
-from healthcheck.checks.runtime_fixes import give_handler, helm_values
+from healthcheck.checks.runtime_fixes import give_handler
 from healthcheck.probes.container_runtime.distributions import (
     BOTTLEROCKET,
     CRIO_FOLDER,
@@ -72,12 +73,12 @@ class RuntimeFiles(Struct, frozen=True):
         pairs = ((self.config, other.config), (self.socket, other.socket))
         return all(not path or not two or _resolved(path) == _resolved(two) for path, two in pairs)
 
-    def helm(self, namespace: str, others: Mapping[str, str]) -> str:
-        """Return the command that sets this target for the operator's toolkit and keeps its other variables."""
+    def values(self, others: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables of the operator's toolkit with this target; its other variables are kept."""
         own = {_CONFIG: self.config, _SOCKET: self.socket, **dict(self.more)}
         alias = {name for key in own for name in _OLD_AND_NEW.get(key, (key,))}
         kept = {name: value for name, value in others.items() if name not in alias and value != OTHER_VALUE}
-        return f"`{helm_values({**kept, **{name: value for name, value in own.items() if value}}, namespace)}`"
+        return {**kept, **{name: value for name, value in own.items() if value}}
 
 
 _FILES = {
@@ -235,14 +236,15 @@ def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None)
     policy = next((cluster_policy.toolkit_env for cluster_policy in snapshot.cluster_policies), {})
     namespace = toolkit.meta.namespace
     if should is not None:
-        yield f"Set the toolkit to the kubelet's runtime: {should.helm(namespace, policy)}"
+        command_to_set = set_toolkit_env(snapshot, namespace, should.values(policy))
+        yield f"Set the toolkit to the kubelet's runtime: {command_to_set}"
         return
     logs = command("kubectl", "-n", namespace, "logs", f"daemonset/{toolkit.meta.name}", "--all-containers")
     yield f"Check in the toolkit's log whether it wrote the handler, and to which file: {logs}"
     yield (
         "If `pgrep -a containerd` on the node shows another file or socket for the kubelet's containerd "
         f"(--config, --address), replace CONFIG and SOCKET by them: "
-        f"{RuntimeFiles('CONFIG', 'SOCKET').helm(namespace, policy)}"
+        f"{set_toolkit_env(snapshot, namespace, RuntimeFiles('CONFIG', 'SOCKET').values(policy))}"
     )
 
 

@@ -13,7 +13,8 @@ from healthcheck.text.boundary import At, Moment, entries, read, texts, value_at
 
 _KEPT = re.compile(
     r"(?:[a-z0-9.-]{0,200}\.)?"
-    r"(?:aws-samples\.io|amazonaws\.com|hami\.io|nvidia\.com|(?:x-)?k8s\.io|kubernetes\.io|karpenter\.sh|volcano\.sh|k8s\.aws)/",
+    r"(?:aws-samples\.io|amazonaws\.com|hami\.io|nvidia\.com|(?:x-)?k8s\.io|kubernetes\.io|karpenter\.sh|helm\.sh|volcano\.sh"
+    r"|k8s\.aws)/",
     re.ASCII,
 )
 _OF_A_CORDON = re.compile(

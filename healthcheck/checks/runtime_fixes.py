@@ -30,7 +30,10 @@ from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, ContainerRu
 
 OPERATORS_FOLDER = "/usr/local/nvidia/"
 """Folder on the host where the GPU operator installs its toolkit (Helm value toolkit.installDir)."""
-_HELM = 'helm upgrade "$(helm list -qn {0})" nvidia/gpu-operator -n {0} --reuse-values'
+_HELM = "helm upgrade {release} nvidia/gpu-operator -n {namespace} --version {version} --reuse-values --set {values}"
+_HELM_RELEASE, _HELM_VERSION = '"$(helm list -qn {})"', "\"$(helm list -n {} | awk 'END {{print $NF}}')\""
+"""Release in a namespace, and its version: without a version, Helm upgrades the operator and its drivers, too."""
+_OPERATORS_POD = "delete this node's pod of nvidia-container-toolkit-daemonset: its replacement writes the file again"
 _UNITS = {
     # A server node has the unit k3s, an agent node k3s-agent; systemctl accepts a pattern for both.
     K3S: "k3s*",
@@ -104,7 +107,7 @@ def set_mode(path: str) -> str:
     The GPU operator's file is rewritten by its DaemonSet.
     """
     if path.startswith(OPERATORS_FOLDER):
-        return "delete this node's pod of nvidia-container-toolkit-daemonset: its replacement rewrites the file"
+        return _OPERATORS_POD
     return f"`nvidia-ctk config --config={shlex.quote(path)} --set nvidia-container-runtime.mode=auto --in-place`"
 
 
@@ -118,13 +121,24 @@ def generate_spec(path: str) -> str:
     return f"`nvidia-ctk cdi generate --output={shlex.quote(path)}`"
 
 
-def helm_values(values: Mapping[str, str], namespace: str = "gpu-operator") -> str:
-    """Return a command that replaces the environment variables of the GPU operator's toolkit."""
+def helm_values(
+    values: Mapping[str, str], namespace: str = "gpu-operator", release: str = "", version: str = ""
+) -> str:
+    """Return a command that replaces the environment variables of the GPU operator's toolkit.
+
+    A release or version that is not known is read from Helm when the command runs.
+    """
+    place = shlex.quote(namespace)
     pairs = (
-        f"toolkit.env[{place}].name={name},toolkit.env[{place}].value={_escaped(value)}"
-        for place, (name, value) in enumerate(values.items())
+        f"toolkit.env[{index}].name={name},toolkit.env[{index}].value={_escaped(value)}"
+        for index, (name, value) in enumerate(values.items())
     )
-    return f"{_HELM.format(shlex.quote(namespace))} --set {shlex.quote(','.join(pairs))}"
+    return _HELM.format(
+        release=shlex.quote(release) if release else _HELM_RELEASE.format(place),
+        namespace=place,
+        version=shlex.quote(version) if version else _HELM_VERSION.format(place),
+        values=shlex.quote(",".join(pairs)),
+    )
 
 
 def _escaped(value: str) -> str:
@@ -190,9 +204,8 @@ def _eks(runtime: ContainerRuntime) -> _Ways:
 def _crio(runtime: ContainerRuntime) -> _Ways:
     # The operator detects CRI-O automatically and writes to its standard folder. CRI-O does not read the toolkit's
     # default path (toolkit releases 1.18 to 1.19.0).
-    operators = "`kubectl -n gpu-operator rollout restart ds/nvidia-container-toolkit-daemonset`"
     drop_in = f"--drop-in-config={CRIO_FOLDER}/99-nvidia.toml"
-    return _Ways(operators, f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(runtime)}`")
+    return _Ways(_OPERATORS_POD, f"`nvidia-ctk runtime configure --runtime=crio {drop_in} && {restart(runtime)}`")
 
 
 def _docker(runtime: ContainerRuntime) -> _Ways:

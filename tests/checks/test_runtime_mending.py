@@ -32,7 +32,10 @@ from healthcheck.probes.container_runtime.facts import (
 FILE, SOCKET = "/etc/containerd/config.toml", "/run/containerd/containerd.sock"
 SNAP = "/var/lib/k8s-containerd/k8s-containerd"
 SNAP_FILE, SNAP_DROP_IN = f"{SNAP}/etc/containerd/config.toml", f"{SNAP}/etc/containerd/conf.d/99-nvidia.toml"
-HELM = 'helm upgrade "$(helm list -qn gpu-operator)" nvidia/gpu-operator -n gpu-operator --reuse-values --set '
+HELM = (
+    'helm upgrade "$(helm list -qn gpu-operator)" nvidia/gpu-operator -n gpu-operator '
+    "--version \"$(helm list -n gpu-operator | awk 'END {print $NF}')\" --reuse-values --set "
+)
 HOSTS, OPERATORS = "/usr/bin/nvidia-container-runtime", "/usr/local/nvidia/toolkit/nvidia-container-runtime"
 
 
@@ -133,7 +136,7 @@ def test_toolkit_is_known_by_its_configuration_and_by_definitions() -> None:
             runtime_at(kind=CRIO, of=HOSTS),
             [f"`nvidia-ctk runtime configure --runtime=crio {CRIOS_DROP_IN} && systemctl restart crio`"],
         ),
-        (runtime_at(kind=CRIO, of=OPERATORS), ["rollout restart ds/nvidia-container-toolkit-daemonset`"]),
+        (runtime_at(kind=CRIO, of=OPERATORS), ["delete this node's pod of nvidia-container-toolkit-daemonset"]),
     ],
 )
 def test_advice_depends_on_the_distribution(runtime: ContainerRuntime, parts: list[str]) -> None:

@@ -57,7 +57,10 @@ def operator(*nodes: Object, without: Sequence[str] = (), only: Sequence[str] = 
         "Deployment",
         "gpu-operator",
         NAMESPACE,
-        metadata={"labels": {"app": "gpu-operator"}},
+        metadata={
+            "labels": {"app": "gpu-operator", "helm.sh/chart": "gpu-operator-v25.3.0"},
+            "annotations": {"meta.helm.sh/release-name": "gpus", "meta.helm.sh/release-namespace": NAMESPACE},
+        },
         spec={
             "replicas": 1,
             "template": {

@@ -89,7 +89,9 @@ def test_a_pod_that_runs_on_a_node_with_a_fault_is_the_first_cause(severity: str
     assert found.affected == ("pod/team/x",)
     assert f"Xid79 {severity} on {where} since {ago(40)}: {what}" in found.evidence
     assert "`gpu-healthcheck explain Xid79`" in found.remedy[0]
-    assert "`kubectl -n team delete pod x`" in found.remedy[1]
+    assert "let it write a checkpoint" in found.remedy[1]
+    assert "`kubectl -n team get pod x -o yaml > x.yaml`" in found.remedy[2]
+    assert "`kubectl -n team delete pod x && kubectl patch --local " in found.remedy[3]
 
 
 def test_pod_on_a_faulty_gpu_precedes_a_cause_with_more_pods() -> None:

@@ -16,6 +16,11 @@ RECORD = recorded(XID, status="fail", severity="REBOOT")
 FAULTY = node("a", cordoned=True, annotations=RECORD)
 DISRUPTION = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 DELETE = "kubectl -n team delete pod train-0"
+UNBOUND = '{"spec": {"nodeName": null}}'
+CREATE_AGAIN = [
+    "kubectl -n team get pod train-0 -o yaml > train-0.yaml",
+    f"{DELETE} && kubectl patch --local --type=merge -o json -p '{UNBOUND}' -f train-0.yaml | kubectl create -f -",
+]
 DRAIN = "kubectl drain a --pod-selector=batch.kubernetes.io/controller-uid=job-team-train --delete-emptydir-data"
 
 
@@ -84,7 +89,7 @@ ROWS: list[tuple[str, list[Object], list[str], str]] = [
     ("Ray's cluster", [by("RayCluster")], [DELETE], f"{UNCHECKED} RayCluster train: the rules"),
     ("a Deployment", [by("ReplicaSet")], [DELETE], "so that it continues on healthy nodes"),
     ("a DaemonSet", [by("DaemonSet")], [], "its DaemonSet train creates pod/team/train-0 there again"),
-    ("no controller", [pod("train-0", 8, on="a")], [DELETE], "create it again, as no controller does"),
+    ("no controller", [pod("train-0", 8, on="a")], CREATE_AGAIN, "no controller creates it again"),
 ]
 
 

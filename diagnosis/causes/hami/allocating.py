@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diagnosis.causes.pod_startup_table import NODES
-from diagnosis.facts.commands import kubectl, pods_on
+from diagnosis.facts.commands import pods_on
+from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.hami.installation import LOCK_EXPIRES, installation_of, is_there
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, failing
 from diagnosis.snapshot import Snapshot
@@ -73,7 +74,7 @@ def find_stuck(snapshot: Snapshot) -> Iterator[FoundCause]:
             continue
         if grant.phase is BindPhase.FAILED:
             evidence = f"{pod.subject}: hami.io/bind-phase=failed, {_cards(grant)}"
-            yield _not_allocated(ALLOCATION_FAILED, pod, evidence, *filter(None, (pod.message,)))
+            yield _not_allocated(snapshot, ALLOCATION_FAILED, pod, evidence, *filter(None, (pod.message,)))
         elif grant.phase is BindPhase.ALLOCATING and all(state.waiting in _NOT_BEGUN for state in pod.states):
             # When the node's lock has expired, another pod may be bound there.
             installation = installation_of(snapshot, pod)
@@ -107,6 +108,7 @@ def _hanging(snapshot: Snapshot, pod: Pod, grant: PodGrant) -> FoundCause:
     since = f" since {timestamp(grant.bound_at)}" if grant.bound_at is not None else ""
     plugins = (each for each in snapshot.pods_on.get(pod.spec.node, ()) if each.meta.labels.get(_COMPONENT) == _PLUGIN)
     return _not_allocated(
+        snapshot,
         ALLOCATION_HANGS,
         pod,
         f"{pod.subject}: hami.io/bind-phase=allocating{since}, {_cards(grant)}; no container has started",
@@ -116,11 +118,11 @@ def _hanging(snapshot: Snapshot, pod: Pod, grant: PodGrant) -> FoundCause:
     )
 
 
-def _not_allocated(cause: Cause, pod: Pod, *evidence: str, certainty: Certainty = Certainty.PROVEN) -> FoundCause:
-    remedy = (
-        f"Check HAMi's device plugin on the node, and its log: {pods_on(pod.spec.node)}",
-        f"Then delete the pod, so that it is scheduled again: {kubectl('delete', pod.meta)}",
-    )
+def _not_allocated(
+    snapshot: Snapshot, cause: Cause, pod: Pod, *evidence: str, certainty: Certainty = Certainty.PROVEN
+) -> FoundCause:
+    check = f"Check HAMi's device plugin on the node, and its log: {pods_on(pod.spec.node)}"
+    remedy = (check, *steps_to_move(snapshot, [pod], "a node that HAMi's scheduler chooses", works=False))
     return FoundCause(cause, f"node/{pod.spec.node}", evidence, remedy, (pod.subject,), certainty)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from diagnosis.causes.hami.control_plane import unreachable
 from diagnosis.causes.hami.denials import CHART, NODE_NAMED, PLUGIN_FILES, PRIVILEGED, WEBHOOK_FILE
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import is_ready
 from diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
+from diagnosis.facts.moving_pods import steps_to_move
+from diagnosis.facts.safe_steps import make_again
 from diagnosis.facts.symptoms import replaced, shortened
 from diagnosis.hami.installation import (
     IGNORE,
@@ -61,6 +64,7 @@ NOT_SEEN = _accepted(
 )
 
 
+_RESPONDS = "Check that the webhook responds now; otherwise the new pod misses it, too."
 _HOOKS = "MutatingWebhookConfiguration"
 _DEFAULT = ("", "default-scheduler")
 _Reason = tuple[Cause, str, str, tuple[str, ...]]
@@ -112,7 +116,8 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
     if snapshot.sees(_HOOKS) and not hooks:
         evidence = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io for {every[0].subject}"
         return FoundCause(WEBHOOK_MISSING, every[0].subject, (evidence, quote), (), (pod.subject,))
-    remedy = [f"When the webhook responds, delete the pod; it is created again: {kubectl('delete', pod.meta)}"]
+    again = make_again if pod.over else partial(steps_to_move, where="a node that HAMi chooses", works=False)
+    remedy = [_RESPONDS, *again(snapshot, [pod])]
     if any(not hook.fails_closed for hook in hooks):
         remedy.append("To prevent this, run two replicas of the scheduler, or set the webhook's failurePolicy to Fail.")
     because = tuple(origin for installation in every for origin in unreachable(installation))

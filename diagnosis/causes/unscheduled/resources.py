@@ -200,7 +200,8 @@ def _terminating(snapshot: Snapshot, pod: Pod, affected: tuple[str, ...] = ()) -
         remedy: tuple[str, ...] = (f"Find the controller of the finalizer: {see}",)
     elif node is not None and not node.ready:
         evidence.append(f"{node.subject} is not ready, so no kubelet can end the pod")
-        remedy = (f"Restore the node, or remove it from the cluster: {kubectl('delete', node.meta)}",)
+        gone = "Only if its machine will not return, remove the node and all its pods from the cluster"
+        remedy = ("Restore the node.", f"{gone}: {kubectl('delete', node.meta)}")
     else:
         delete = kubectl("delete", pod.meta, "--force", "--grace-period=0")
         remedy = (_HANGS, f"Only if the pod's processes are certainly gone: {delete}")

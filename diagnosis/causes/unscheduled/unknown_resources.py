@@ -182,18 +182,26 @@ def nearest(name: str, there: Iterable[str]) -> str:
 
 
 def _other_profiles(snapshot: Snapshot, name: str, mig: list[str], there: Counter[str]) -> tuple[str, ...]:
-    partition = f"partition a node into {name.removeprefix(_MIG)} by its label `nvidia.com/mig.config`"
+    profile = name.removeprefix(_MIG)
+    if unfinished := [node.subject for node in snapshot.nodes if _is_to_have(node, profile)]:
+        return (f"Keep the workload: {named(unfinished, _MOST)} has not the profiles yet that its label requests.",)
+    partition = f"partition a node into {profile} by its label `nvidia.com/mig.config`"
     if mig:
         near = nearest(name, mig)
         first = f"Request `{near}`." if near else f"Request one of {', '.join(sorted(mig))}."
         return first, f"Or {partition}."
     if any(node.meta.labels.get(_STRATEGY) == "mixed" for node in snapshot.nodes):
-        return (
-            f"P{partition[1:]}; if a node has it already, see why its `nvidia.com/mig.config.state` is not success.",
-        )
+        return (f"P{partition[1:]}.",)
     mixed = "Without MIG: set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin."
     single = f"With MIG strategy single, request {_WHOLE}; the label nvidia.com/gpu.product shows the profile."
     return (single, mixed) if _WHOLE in there else (mixed,)
+
+
+def _is_to_have(node: Node, profile: str) -> bool:
+    """Whether the MIG manager has not set the node's profiles, and they are this one or those of an own name."""
+    labels = node.meta.labels
+    state, wanted = labels.get("nvidia.com/mig.config.state", "success"), labels.get("nvidia.com/mig.config", "")
+    return state != "success" and (wanted == f"all-{profile}" or (bool(wanted) and not wanted.startswith("all-")))
 
 
 def _offered(there: Counter[str]) -> str:
