@@ -65,7 +65,6 @@ CHANGES = {
         "label namespace work pod-security.kubernetes.io/enforce=privileged --overwrite"
     ),
     "label node * *=* --overwrite": "label node other example.com/a=c --overwrite",
-    "label nodes * *=*": "label nodes other example.com/behavior=x",
     'patch node NODE --type=merge -p \'{"metadata":{"managedFields":[{}]}}\'': (
         'patch node other --type=merge -p {"metadata":{"managedFields":[{}]}}'
     ),
@@ -220,6 +219,23 @@ def test_every_row_has_a_command_and_every_test_named_is_there() -> None:
     for pattern in (*READS, *RUN_BY, *NOT_RUN):
         assert any(re.fullmatch(pattern, text) for text in found), pattern
     assert all((ROOT / text).is_file() for text in RUN_BY.values())
+
+
+OURS = re.compile(r"gpu-healthcheck|component=probe|managed-by=kubectl-debug --field-selector spec.nodeName=")
+SELECTS = re.compile(
+    r"kubectl[^`#\n]* (?:annotate|cordon|delete|drain|label|patch) [^`#\n]*(?:-l |-selector|--all\b)[^`#\n]*"
+)
+
+
+def test_commands_of_the_documentation_select_only_our_own_objects() -> None:
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    selecting = [command for page in pages for command in SELECTS.findall(page.read_text())]
+
+    assert len(selecting) > 4
+    assert [command for command in selecting if not OURS.search(command)] == []
+    for foreign in ("kubectl delete pods --field-selector=status.phase=Failed", "kubectl drain -l pool=x"):
+        assert SELECTS.findall(f"$ {foreign}")
+        assert not OURS.search(foreign)
 
 
 LABEL, TAINT = "gpu-healthcheck.aws-samples.io/status", "gpu-healthcheck.aws-samples.io/unhealthy"

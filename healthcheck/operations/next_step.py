@@ -231,7 +231,8 @@ def only_of_the_network(findings: Sequence[FindingRow]) -> str | None:
 def _reboot(node: NodeState) -> NextStep:
     """Return the step that drains and reboots the node, which its host's systemd may refuse."""
     if platform_of(node) is Platform.HYPERPOD and node.labels.get(_HYPERPOD_HEALTH) != _PENDING_REBOOT:
-        return NextStep((_hyperpod(node, _PENDING_REBOOT), _again(node)), _IF_AUTOMATIC)
+        step = _request(node, _HYPERPOD_HEALTH, _PENDING_REBOOT, _IF_AUTOMATIC)
+        return replace(step, commands=(*step.commands, _again(node)))
     command = _reboot_command(node)
     by_hand = f"run `{command}`" if command else f"use another way to reboot the drained machine{_called(node)}"
     note = f"If its host refuses the reboot, {by_hand}."
@@ -243,13 +244,12 @@ def replacement(node: NodeState, findings: Iterable[FindingRow]) -> NextStep:
     instance = _instance(node)
     match platform_of(node):
         case Platform.HYPERPOD:
-            return NextStep((_hyperpod(node, "UnschedulablePendingReplacement"),), _IF_AUTOMATIC)
+            return _request(node, _HYPERPOD_HEALTH, "UnschedulablePendingReplacement", _IF_AUTOMATIC)
         case Platform.KARPENTER:
             note = "Karpenter drains the node, terminates its instance, and creates another when work needs one."
             return NextStep((f"kubectl delete node {node.name}",), note)
         case Platform.GKE:
-            command = f"kubectl label nodes {node.name} {_GKE_FAULT}={_gke_fault(findings)}"
-            return NextStep((command,), _IF_RESERVED)
+            return _request(node, _GKE_FAULT, _gke_fault(findings), _IF_RESERVED)
         case Platform.NODE_GROUP | Platform.EC2 if instance:
             command = (
                 f"aws autoscaling terminate-instance-in-auto-scaling-group --instance-id {instance} "
@@ -276,8 +276,11 @@ def _gke_fault(findings: Iterable[FindingRow]) -> str:
     return "XID" if reason.startswith("Xid") else _GKE_WORDS.get(reason, "unspecified")
 
 
-def _hyperpod(node: NodeState, status: str) -> str:
-    return f"kubectl label node {node.name} {_HYPERPOD_HEALTH}={status} --overwrite"
+def _request(node: NodeState, label: str, value: str, note: str) -> NextStep:
+    """Return the step that requests an action of the platform by a label; to wait, if the node has the label."""
+    if node.labels.get(label) == value:
+        return NextStep((), f"Wait: the node has the label {label}={value}, which requests it. {note}")
+    return NextStep((f"kubectl label node {node.name} {label}={value} --overwrite",), note)
 
 
 def _again(node: NodeState) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from diagnosis.sources.redaction import redacted
 from healthcheck.operations.pod_removal import read_retries
+from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.states import Object, judged, node, obj, pod, recorded
 
 XID = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "detail": "fell off the bus"}
@@ -127,3 +128,30 @@ def test_unlisted_job_is_not_checked() -> None:
     remedy = judged(FAULTY, by("Job"), missing=["Job"]).problems[0].found.remedy
 
     assert "could not check whether this fails Job train: forbidden" in " ".join(remedy)
+
+
+LOST_ACCESS = {("pod/team/train-0", "main"): "Failed to initialize NVML: Unknown Error"}
+STUCK = {"hami.io/bind-phase": "allocating", "hami.io/bind-time": "1795348000"}
+MISSED = "0/1 nodes are available: 1 Insufficient nvidia.com/gpumem."
+BY_JOB: dict[str, Any] = {"owner": ("Job", "train")}
+OTHER_CAUSES: dict[str, list[Object]] = {
+    "GpuAccessLostAtRuntime": [node("a"), by("Job")],
+    "GpuNodeGone": [node("b"), pod("train-0", 8, on="a", phase="Pending", **BY_JOB)],
+    "HamiAllocationHangs": [
+        *hami(hami_node("a")),
+        vgpu_pod("train-0", on="a", phase="Pending", annotations=STUCK, **BY_JOB),
+    ],
+    "HamiWebhookMissed": [
+        *hami(hami_node("a")),
+        unplaced("train-0", MISSED, asking(1, 1000), spec={"schedulerName": "default-scheduler"}, **BY_JOB),
+    ],
+}
+
+
+@pytest.mark.parametrize(("cause", "state"), OTHER_CAUSES.items(), ids=OTHER_CAUSES)
+def test_pod_of_a_job_is_deleted_only_if_the_job_continues(cause: str, state: list[Object]) -> None:
+    for limit, commands in ((6, [DELETE]), (0, suspend())):
+        problems = judged(*state, job(limit), logs=LOST_ACCESS).problems
+        (found,) = [problem.found for problem in problems if problem.found.cause.name == cause]
+        changes = [text for text in re.findall(r"`(kubectl [^`]+)`", " ".join(found.remedy)) if " get " not in text]
+        assert changes == commands

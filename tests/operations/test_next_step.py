@@ -85,8 +85,22 @@ def test_a_fault_is_reported_to_gke_by_its_kind(findings: list[tuple[str, str]],
 
     step = next_step("replace", GKE, rows)
 
-    assert step.commands == (f"kubectl label nodes n cloud.google.com/fault-behavior={word}",)
+    assert step.commands == (f"kubectl label node n cloud.google.com/fault-behavior={word} --overwrite",)
     assert "of a reservation" in step.note
+
+
+@pytest.mark.parametrize(
+    ("node", "label", "value"),
+    [
+        (HYPERPOD, STATUS, "UnschedulablePendingReplacement"),
+        (GKE, "cloud.google.com/fault-behavior", "unspecified"),
+    ],
+)
+def test_replacement_that_was_requested_is_not_requested_again(node: NodeState, label: str, value: str) -> None:
+    step = next_step("replace", replace(node, labels={**node.labels, label: value}), ())
+
+    assert step.commands == ()
+    assert step.note.startswith(f"Wait: the node has the label {label}={value}")
 
 
 @pytest.mark.parametrize(
