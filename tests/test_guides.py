@@ -95,8 +95,8 @@ def passed(output: str) -> int:
 
 def test_the_cause_of_the_guide_is_found_and_ends_with_recovery(copy: Path) -> None:
     code = blocks("adding-a-cause.md")
-    file, test = "diagnosis/causes/crashing.py", "tests/diagnosis/test_crashing.py"
-    insert(copy / file, ", NOT_INJECTED, GPU_MEMORY),\n", f"{code['python row'].rstrip()},\n", 4)
+    file, test = "diagnosis/causes/crashing_table.py", "tests/diagnosis/test_crashing.py"
+    insert(copy / file, ", KERNEL_TIME, GPU_MEMORY),\n", f"{code['python row'].rstrip()},\n", 4)
     last_word = (copy / test).read_text().partition("\nWORDS = [\n")[2].partition("\n]\n")[0].rpartition("\n    (")[2]
     insert(copy / test, f"{last_word}\n", f"{code['python test'].rstrip()},\n", 4)
 

@@ -28,9 +28,12 @@ READS = (
     r"(kubectl )?gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
     r"systemctl status\b.*",
     r"(containerd config dump|crictl ps -a|crio config|dockerd --validate .*|talosctl (logs|service) \w+)",
+    r"journalctl -u nvidia-fabricmanager",
+    r"ls -lZ /dev/nvidia\*",
     r"docker buildx imagetools inspect \*",
-    r"nvidia-smi (-L|-q|nvlink (-s|--status)|topo -m)\b.*",
-    r"(dcgmi discovery -l|dmesg \| grep (?:-i efa|mlx5_core)|fi_info -p efa|ls /dev/nvidia\*|pgrep -a|ss -ltnp).*",
+    r"nvidia-smi (-L|-q|nvlink (-s|--status)|topo (-m|-p2p))\b.*",
+    r"(dcgmi discovery -l|fi_info -p efa|ls /dev/nvidia\*|pgrep -a|ss -ltnp).*",
+    r"dmesg \| grep (-i efa|-i xid|mlx5_core|NVRM)",
 )
 """They change nothing. The second is of `logs` or `describe`, whose words a function hands over whole."""
 
@@ -77,9 +80,12 @@ NOT_RUN = {
     r"kubectl edit .*": "opens an editor: a person decides what is changed",
     r"dcgmi diag\b.*": "needs a GPU; the deep tests run its stand-in",
     r"crictl rmi --prune": "removes images of a node; the tests have no image store",
-    r"modprobe \S+": "loads a kernel module; tests/memory/test_advice.py has the node after it",
+    r"modprobe (-a )?\S+( \S+)?": "loads a kernel module; tests/memory/test_advice.py has the node after it",
     r"nvidia-modprobe -c0 -u": "makes device files of a GPU; the simulated node has them",
     r"nvidia-container-cli -k -d .*": "loads kernel modules",
+    r"nvidia-smi --gpu-reset -i GPU": "needs a GPU; tests/cli/test_reset.py plays it",
+    r"systemctl enable --now nvidia-fabricmanager": "needs NVSwitches",
+    r"systemctl isolate multi-user.target": "ends the display of a machine",
     r"nvidia-smi (-e|-pm) 1": "a mode of the GPU; the simulated node plays it",
     r"nvidia-ctk cdi generate\b.*": "needs the driver's libraries of a GPU node",
     r"nvidia-ctk system create-dev-char-symlinks --create-all": "needs the device files of a GPU node",

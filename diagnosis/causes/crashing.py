@@ -14,12 +14,40 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.crashing_table import (
+    CRASHES,
+    CUDA_UNKNOWN,
+    DRIVER_TOO_OLD,
+    ENDS,
+    GATE_RESTARTS,
+    GPU_MEMORY,
+    HOST_MEMORY,
+    KERNEL_TIME,
+    MPS,
+    NCCL,
+    PROBE,
+    PROGRAM,
+    RECOGNISED,
+    SIGNAL,
+    STUB_LIBRARY,
+    UNLICENSED,
+    WRONG_ARCHITECTURE,
+)
 from diagnosis.causes.faulty_gpus import FAULTY, affected_pods
 from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
 from diagnosis.causes.hami.allocating import LIBRARY_REASONS, agent_findings
 from diagnosis.causes.other_monitors import REPORTED
 from diagnosis.causes.pod_startup import START_REASONS, TOOL
-from diagnosis.causes.pod_startup_table import DRIVER_MISMATCH, FABRIC, HARDWARE, INIT_FAILS, NOT_INJECTED
+from diagnosis.causes.pod_startup_table import (
+    ACCESS_DENIED,
+    DRIVER_MISMATCH,
+    DRIVER_NOT_LOADED,
+    FABRIC,
+    HARDWARE,
+    INIT_FAILS,
+    NO_GPU_FOUND,
+    NOT_INJECTED,
+)
 from diagnosis.causes.running import (
     CGROUP_LOST,
     CLASS_NOT_NAMED,
@@ -27,17 +55,20 @@ from diagnosis.causes.running import (
     MissingGpu,
     is_plain_by_default,
     lack_of_device_files,
+    lack_of_request,
     of_lack,
+    started_before_driver,
     why_without_gpu,
 )
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, explain, logs
-from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.commands import command, explain, kubectl, logs
+from diagnosis.facts.components import Role, components, role_of
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
+from diagnosis.facts.library_errors import any_cuda_error
 from diagnosis.facts.moving_pods import steps_to_move
+from diagnosis.facts.safe_steps import keep_off, let_in
 from diagnosis.facts.symptoms import (
     GATE_REFUSAL,
-    GATE_WORDS,
     Recognised,
     Symptom,
     ended_of,
@@ -52,11 +83,8 @@ from diagnosis.facts.symptoms import (
 )
 from diagnosis.model import (
     Cause,
-    CauseSeverity,
     Certainty,
-    Family,
     FoundCause,
-    Link,
     Origin,
     Search,
     TextSource,
@@ -65,161 +93,15 @@ from diagnosis.model import (
 )
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import all_respond_since, recorded_gpus
+from diagnosis.snapshot.nodes import Node, all_respond_since, recorded_gpus
 from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
+from healthcheck.catalog.cuda_errors import fix_of
 from healthcheck.node.state import CONDITION
 
-_CUDA = "CUDA driver API, CUresult"
 _MEMORY_SHARE = "nvidia.com/gpumem"
-
-
-_running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
-DRIVER_TOO_OLD = _running(
-    "CudaNewerThanDriver",
-    "The image's CUDA is newer than the node's driver supports.",
-    "Use an image with an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
-    failing(
-        r"driver version is insufficient for CUDA runtime|INSUFFICIENT_DRIVER|NVIDIA driver on your system is too old"
-        r"|forward compatibility was attempted on non supported|COMPAT_NOT_SUPPORTED_ON_DEVICE|SYSTEM_DRIVER_MISMATCH"
-        r"|unsupported display driver / cuda driver combination|unsupported (?:PTX|toolchain)|UNSUPPORTED_PTX",
-        _CUDA,
-    ),
-    severity=CauseSeverity.HIGH,
-    source="CUDA errors 35, 222, 803, 804",
-)
-WRONG_ARCHITECTURE = _running(
-    "ImageLacksGpuArchitecture",
-    "The program in the image was not built for this model of GPU.",
-    "Use an image built for this model, or choose another model by the node label nvidia.com/gpu.product.",
-    failing(
-        r"no kernel image is available|NO_BINARY_FOR_GPU|is not compatible with the current PyTorch installation", _CUDA
-    ),
-    severity=CauseSeverity.HIGH,
-    source="CUDA error 209, `no kernel image is available for execution`",
-)
-GPU_MEMORY = _running(
-    "GpuMemoryExhausted",
-    "The program needs more memory than its GPU, or its share of a GPU, has free.",
-    "Make the batch or the model smaller, use a GPU with more memory, or check which pods share this one.",
-    failing(
-        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
-        r"|cuda error:? out of memory|cudaMalloc\w{0,20} failed: out of memory|Error Code 2: OutOfMemory"
-        r"|Device \d{1,3} OOM|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
-        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
-        r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
-        "PyTorch, JAX, TensorFlow, TensorRT, vLLM, llama.cpp, CUDA, cuBLAS, HAMi",
-    ),
-    source="`CUDA out of memory`; the kernel's OOM killer is not involved",
-)
-HOST_MEMORY = _running(
-    "ContainerMemoryLimitExceeded",
-    "The kernel killed the container at its memory limit. The limit concerns the node's memory, not the GPU's.",
-    "Raise the container's memory limit, or load less data at once.",
-    source="reason OOMKilled, exit code 137",
-)
-SHARED_MEMORY = _running(
-    "SharedMemoryTooSmall",
-    "The container's /dev/shm is too small for its workers: it has 64 MiB unless the pod mounts more.",
-    "Mount an emptyDir with `medium: Memory` at /dev/shm.",
-    failing(
-        r"insufficient shared memory|unable to (?:open|allocate) shared memory|\bBus error\b"
-        r"|error while creating shared memory segment|No space left on device[^\n]{0,40}/dev/shm",
-        "PyTorch's DataLoader, NCCL",
-    ),
-    source="PyTorch's DataLoader and NCCL exchange data there",
-)
-PROGRAM = _running(
-    "ProgramFaultOnGpu",
-    "The program made an invalid access on the GPU; no finding on its node blames the GPU.",
-    "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
-    failing(
-        r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|ILLEGAL_ADDRESS"
-        r"|LAUNCH_FAILED|illegal instruction was encountered|cudaErrorLaunchFailure"
-        r"|invalid device ordinal|CUDA_ERROR_INVALID_DEVICE\b|cudaErrorInvalidDevice\b",
-        _CUDA,
-    ),
-    source="CUDA errors 101, 700, 710, 716, 719",
-)
-POD_IDENTITY = _running(
-    "NcclUsesPodIdentityAddress",
-    "NCCL uses the address of the node's EKS Pod Identity agent as that of a rank: every node has the same "
-    "address, so the ranks do not reach each other.",
-    "Exclude the agent's interface: NCCL_SOCKET_IFNAME=^lo,docker,veth,pod-id-link, or name the node's interface.",
-    failing(r"SocketPollConnect: connect(?:ing)? to \[?(?:169\.254\.170\.23|fd00:ec2::23)\b", "NCCL"),
-    source="https://docs.aws.amazon.com/eks/latest/userguide/pod-id-agent-setup.html: 169.254.170.23 on each node",
-)
-NCCL = _running(
-    "CollectiveFails",
-    "The processes of a job lost contact: one of them ended, or the network between them fails.",
-    "Check the process that ended first: its message is the cause, the other messages are consequences. "
-    "NCCL_DEBUG=INFO shows more.",
-    failing(
-        r"NCCL WARN|nccl(?:System|Remote|Internal|UnhandledCuda)Error|NCCL error|DistBackendError"
-        r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)",
-        "NCCL, PyTorch",
-    ),
-    source="NCCL; PyTorch's watchdog of collective operations",
-    follows=("NcclUsesPodIdentityAddress", "RestartsOnFaultyNode"),
-)
-CUDA_UNKNOWN = _running(
-    "CudaCannotInitialize",
-    "CUDA cannot initialize on the node and reports no reason: most often nvidia_uvm is missing, or a leftover process "
-    "uses the GPU.",
-    "On the node: `modprobe nvidia_uvm`, then check that /dev/nvidia-uvm exists.",
-    failing(
-        r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown|CUDA error:? (?:999|unknown error)"
-        r"|devices?(?:\(s\) is/| )are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
-        _CUDA,
-    ),
-    severity=CauseSeverity.HIGH,
-    source="CUDA errors 46, 999",
-    of_node=True,
-)
-PROBE = _running(
-    "LivenessProbeKills",
-    "The kubelet kills the container because its liveness probe fails, for example while a model still loads.",
-    "Add a startupProbe that waits long enough, or delay the liveness probe.",
-)
-SIGNAL = _running(
-    "ContainerKilledBySignal",
-    "The container ended by a signal of its own: a crash in native code, or an abort.",
-    "Read its log; a core dump shows the place.",
-    source="exit code 128 + signal: 132, 134, 135, 136, 139",
-    follows=("RestartsOnFaultyNode",),
-)
-CRASHES = _running(
-    "ContainerCrashes",
-    "A container of a GPU pod fails repeatedly; none of its messages is a known GPU error.",
-    "Read its log.",
-    follows=("RestartsOnFaultyNode",),
-)
-ENDS = _running(
-    "ContainerEndsAtOnce",
-    "A container of a GPU pod exits at once without an error, and the pod's restartPolicy restarts it again and again.",
-    "Make it a Job, or give it a command that keeps running.",
-    severity=CauseSeverity.LOW,
-)
-
-GATE_RESTARTS = _running(
-    "GateRestartsOnFaultyNode",
-    "The gate refuses the pod because its node is faulty, but the pod's restartPolicy starts it there again and again.",
-    "In the job's template, set `restartPolicy: Never` and a podFailurePolicy that ignores exit code 75: docs/gate.md.",
-    failing(GATE_WORDS, "the gate"),
-    severity=CauseSeverity.HIGH,
-    source="init container gpu-gate, exit code 75",
-)
-RECOGNISED = (
-    GATE_RESTARTS,
-    *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST, NOT_INJECTED, GPU_MEMORY),
-    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL),
-)
-"""Causes by the exit message and log of a failed container.
-
-Hardware errors are first, consequences of a failed peer are last.
-"""
-_TEXTS = texts_in(TextSource.LOG, RECOGNISED)
+_TEXTS = (*texts_in(TextSource.LOG, RECOGNISED), (PROGRAM, any_cuda_error()))
 COMPONENT_TEXTS = (
-    *texts_in(TextSource.LOG, (HARDWARE, FABRIC, DRIVER_MISMATCH)),
+    *texts_in(TextSource.LOG, (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, ACCESS_DENIED)),
     (
         NOT_INJECTED,
         failing(
@@ -229,22 +111,22 @@ COMPONENT_TEXTS = (
     ),
 )
 """Texts in the logs of components: errors of the node on which they run."""
-_INSTEAD = (
-    ("ordinal", "Ask for as many GPUs as the program addresses, or have it address fewer: they count from 0."),
-    (
-        "unavailable",
-        "On the node, check the compute mode of the GPU and its processes: `nvidia-smi -q -d COMPUTE,PIDS`",
-    ),
+_MISMATCH = re.compile(r"driver combination|DRIVER_?MISMATCH", re.IGNORECASE)
+"""Text of CUDA error 803."""
+_PROBE_EVENT = re.compile(
+    r"(?P<failed>startup|liveness) probe (?:failed|errored)"
+    r"|container (?P<container>\S{1,253}) failed (?P<kills>startup|liveness) probe",
+    re.IGNORECASE,
 )
-"""Special fixes for some errors of a cause, by a word of the error."""
+"""Messages of the events Unhealthy and Killing."""
 _NO_DRIVER = re.compile(r"insufficient", re.IGNORECASE)
 """CUDA reports the same error if the container has no driver at all."""
-_JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN)
+_JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN, NO_GPU_FOUND, KERNEL_TIME)
 """Causes that a faulty GPU may also lead to: the node's record decides."""
 _MISSING_OTHERS = (NCCL, CRASHES, SIGNAL)
 """Errors of the other processes of a job after one of them has ended."""
 _MISSING_NAMES = frozenset(cause.name for cause in _MISSING_OTHERS)
-_OF_THE_GPU = (HARDWARE, FABRIC, DRIVER_MISMATCH, CUDA_UNKNOWN, PROGRAM, NCCL)
+_OF_THE_GPU = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, NO_GPU_FOUND, CUDA_UNKNOWN, PROGRAM, NCCL)
 """Consequences of a faulty GPU."""
 _SIGNALS = (132, 134, 135, 136, 139)
 _TERMINATED = 143
@@ -254,7 +136,10 @@ _NODE_WENT = ("ContainerStatusUnknown", "Unknown")
 """The end was not observed: the node was restarted or lost."""
 _OFTEN, _LATELY, _STARTED = 3, 10.0, 5.0
 """With this many restarts, the last one minutes ago, a container only runs between two crashes."""
-_CERTAIN = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, GPU_MEMORY, HOST_MEMORY, PROBE)
+_CERTAIN = (
+    *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, DRIVER_TOO_OLD, WRONG_ARCHITECTURE),
+    *(GPU_MEMORY, HOST_MEMORY, PROBE, STUB_LIBRARY, UNLICENSED),
+)
 
 
 class _Crash(Struct, frozen=True):
@@ -293,7 +178,7 @@ def _crashes(snapshot: Snapshot) -> Iterator[_Crash]:
             continue
         has_gpu = asks_for_gpus(pod.spec) or claims_gpus(pod, claims)
         for state in pod.states:
-            ended = _failure(snapshot, state)
+            ended = _failure(snapshot, pod, state)
             crash = _crash(snapshot, pod, state, ended) if ended is not None else None
             if crash is not None and (has_gpu or crash.lack is not None):
                 yield crash
@@ -309,7 +194,7 @@ def _of_component(snapshot: Snapshot, pod: Pod) -> Iterator[_Crash]:
     if node is None or not node.ready or not older(snapshot, node.meta.created, _LATELY):
         return
     for state in pod.states:
-        ended = _failure(snapshot, state)
+        ended = _failure(snapshot, pod, state)
         texts = (of_end(state, ended), *of_log(snapshot, pod, state.name)) if ended is not None else ()
         known = recognised(COMPONENT_TEXTS, texts)
         if known is not None:
@@ -327,7 +212,7 @@ def _is_excused(snapshot: Snapshot, pod: Pod) -> bool:
     return pod.phase == "Failed" and replaced(snapshot, pod)
 
 
-def _failure(snapshot: Snapshot, state: ContainerState) -> ContainerEnd | None:
+def _failure(snapshot: Snapshot, pod: Pod, state: ContainerState) -> ContainerEnd | None:
     """Return how the container ended; None if it works now or did not fail."""
     ended = ended_of(state)
     # The status may show only the failure itself, or the start failed because NVIDIA's tool was not mounted.
@@ -336,14 +221,20 @@ def _failure(snapshot: Snapshot, state: ContainerState) -> ContainerEnd | None:
         return ContainerEnd(state.waiting, None, state.message, None)
     if ended is None or ended.exit_code is None or ended.reason in _NODE_WENT:
         return None
-    if ended.reason in START_REASONS and not TOOL.search(ended.message):
-        return None
+    is_start = ended.reason in START_REASONS and not TOOL.search(ended.message)
+    return ended if not is_start and _fails(snapshot, pod, state, ended) else None
+
+
+def _fails(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> bool:
+    """Whether this end of the container is more than a past one."""
+    if state.running and not state.ready and any(_probe_events(snapshot, pod, state, killed=True)):
+        return True
     if ended.exit_code == 0:
-        return ended if state.waiting == "CrashLoopBackOff" and not state.init else None
+        return state.waiting == "CrashLoopBackOff" and not state.init
     if state.running:
         is_recent = not older(snapshot, ended.at, _LATELY) and not older(snapshot, state.started, _STARTED)
-        return ended if is_recent and state.restarts >= (2 * _OFTEN if state.ready else _OFTEN) else None
-    return ended if state.waiting in ("CrashLoopBackOff", "") else None
+        return is_recent and state.restarts >= (2 * _OFTEN if state.ready else _OFTEN)
+    return state.waiting in ("CrashLoopBackOff", "")
 
 
 def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> _Crash | None:
@@ -360,18 +251,22 @@ def _crash(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Container
 
 
 def _lack(snapshot: Snapshot, pod: Pod, state: ContainerState, known: Recognised) -> MissingGpu | None:
-    """Return why the container has no GPU, if its message shows that it has none."""
+    """Return why the container has no GPU, or not that of the driver, if its message shows that."""
+    lack = None
     if known.cause is NOT_INJECTED:
-        return why_without_gpu(snapshot, pod, state.name)
-    if known.cause is CGROUP_LOST:
-        return MissingGpu(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
-    if known.cause is CUDA_UNKNOWN:
-        return lack_of_device_files(snapshot, pod)
-    if known.cause is DRIVER_TOO_OLD and _NO_DRIVER.search(known.quote):
         lack = why_without_gpu(snapshot, pod, state.name)
-        if lack.cause is NOT_REQUESTED or (lack.cause is CLASS_NOT_NAMED and is_plain_by_default(snapshot, pod)):
-            return lack
-    return None
+    elif known.cause is CGROUP_LOST:
+        lack = MissingGpu(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
+    elif known.cause is NO_GPU_FOUND:
+        lack = lack_of_request(snapshot, pod, state.name)
+    elif known.cause in (CUDA_UNKNOWN, DRIVER_NOT_LOADED, DRIVER_MISMATCH) or _MISMATCH.search(known.quote):
+        of_files = lack_of_device_files(snapshot, pod) if known.cause is CUDA_UNKNOWN else None
+        lack = of_files or started_before_driver(snapshot, pod, Role.DRIVER)
+    elif known.cause is DRIVER_TOO_OLD and _NO_DRIVER.search(known.quote):
+        why = why_without_gpu(snapshot, pod, state.name)
+        by_class = why.cause is CLASS_NOT_NAMED and is_plain_by_default(snapshot, pod)
+        lack = why if by_class or why.cause is NOT_REQUESTED else None
+    return lack
 
 
 def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> Recognised | None:
@@ -382,8 +277,8 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
     if known is not None:
         # Once a refused pod has failed, its job replaces it elsewhere, and the cause is that of the node.
         return None if known.cause is GATE_RESTARTS and pod.over else known
-    if ended.exit_code in _KILLED and _probes(snapshot, pod):
-        return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(_probes(snapshot, pod)[-1]))
+    for message in _probe_events(snapshot, pod, state, killed=ended.exit_code not in (*_KILLED, None)):
+        return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(message))
     asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
     # A finished pod without a message about GPUs failed for its own reasons, and no other pod waits for it.
     if asked or (pod.over and not state.init):
@@ -400,10 +295,15 @@ def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
     return SIGNAL if ended.exit_code in _SIGNALS else CRASHES
 
 
-def _probes(snapshot: Snapshot, pod: Pod) -> tuple[str, ...]:
-    """Return the kubelet's messages about failed liveness probes of the pod."""
-    messages = (event.message for event in snapshot.events_of(pod))
-    return tuple(text for text in messages if "iveness probe failed" in text or "failed liveness probe" in text)
+def _probe_events(snapshot: Snapshot, pod: Pod, state: ContainerState, *, killed: bool) -> Iterator[str]:
+    """Yield the kubelet's messages about probes that end the container, the newest first; readiness ends none.
+
+    `killed`: only those by which the kubelet ended it. A program may end itself while its probe fails.
+    """
+    for event in reversed(snapshot.events_of(pod)):
+        found = _PROBE_EVENT.search(event.message)
+        if found is not None and found["container"] in (state.name, None) and (found["container"] or not killed):
+            yield event.message
 
 
 def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Origin]]) -> FoundCause:
@@ -411,7 +311,8 @@ def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Ori
     evidence = tuple(_evidence(snapshot, some))
     if first.lack is not None:
         return of_lack(first.lack, [crash.pod for crash in some], *evidence)
-    is_certain = first.known.cause in _CERTAIN and not _is_healthy_since(snapshot, first)
+    is_sure = first.known.cause in _CERTAIN and "device handle" not in first.known.quote
+    is_certain = is_sure and not _is_healthy_since(snapshot, first)
     return FoundCause(
         first.known.cause,
         first.subject,
@@ -504,22 +405,75 @@ def _of_node(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
 
 
 def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
-    node = snapshot.by_node.get(crash.pod.spec.node)
-    if crash.known.cause is HARDWARE and node is not None:
-        for finding in node.faults[:1]:
-            yield f"See the action for {finding.reason} on {node.subject}: {explain(finding.reason)}"
-    if crash.known.cause is GATE_RESTARTS:
+    node, cause = snapshot.by_node.get(crash.pod.spec.node), crash.known.cause
+    if cause is GATE_RESTARTS:
         yield from steps_to_move(snapshot, [crash.pod], "healthy nodes", works=False)
-    if crash.known.cause is HARDWARE and node is not None and _is_healthy_since(snapshot, crash):
-        test = command("gpu-healthcheck", "quarantine", node.name)
-        yield f"Test the node under load before more work runs there: {test}"
-    elif crash.known.cause is GPU_MEMORY and (crash.pod.shares or "HAMI" in crash.known.quote.upper()):
+    keeps_off = cause is DRIVER_NOT_LOADED or (cause is HARDWARE and not _is_healthy_since(snapshot, crash))
+    if keeps_off:
+        yield from keep_off(snapshot, crash.pod.spec.node)
+    if cause is HARDWARE:
+        yield from _of_hardware(snapshot, crash, node)
+    elif cause is PROBE:
+        yield _probe_remedy(crash)
+    elif cause is GPU_MEMORY and (crash.pod.shares or "HAMI" in crash.known.quote.upper()):
         yield _more_memory(crash.pod)
     else:
-        message = crash.known.quote.lower() if crash.known.cause in (PROGRAM, CUDA_UNKNOWN) else ""
-        yield next((words for word, words in _INSTEAD if word in message), crash.known.cause.remedy)
+        message = f"{node.kernel if node is not None else ''}: {crash.known.quote}"
+        yield fix_of(cause.name, message) or _by_component(snapshot, crash) or cause.remedy
+    if keeps_off:
+        yield from let_in(snapshot, crash.pod.spec.node)
     previous = ("--previous",) if crash.state.ended is None else ()
     yield f"Read its last log lines: {logs(crash.pod.meta, '-c', crash.state.name, '--tail=100', *previous)}"
+
+
+def _of_hardware(snapshot: Snapshot, crash: _Crash, node: Node | None) -> Iterator[str]:
+    if node is not None and _is_healthy_since(snapshot, crash):
+        test = command("gpu-healthcheck", "quarantine", node.name)
+        yield f"Test the node under load before more work runs there: {test}"
+        return
+    if node is not None and node.faults:
+        yield f"See the action for {node.faults[0].reason} on {node.subject}: {explain(node.faults[0].reason)}"
+    yield (
+        "Then end the pods that use the GPU and reset it (`nvidia-smi --gpu-reset -i GPU`), or reboot the node; if the "
+        "error recurs, replace the GPU. The Xid in the node's kernel log names the fault: `dmesg | grep -i xid`."
+    )
+
+
+def _probe_remedy(crash: _Crash) -> str:
+    found = _PROBE_EVENT.search(crash.known.quote)
+    kind = ((found["failed"] or found["kills"]) if found is not None else "liveness").lower()
+    container = next((each for each in crash.pod.spec.containers if each.name == crash.state.name), None)
+    probe = container and (container.startup if kind == "startup" else container.liveness)
+    now = f" It has now {probe}." if probe else ""
+    if kind == "startup":
+        return (
+            f"Raise failureThreshold of the startupProbe of container {crash.state.name} in the template of "
+            f"{crash.subject}, until failureThreshold x periodSeconds is longer than the program loads.{now}"
+        )
+    return f"{PROBE.remedy}{now}"
+
+
+def _by_component(snapshot: Snapshot, crash: _Crash) -> str:
+    """Return the fix that begins with the pod on the node which provides what is missing; '' without such a pod."""
+    role = {FABRIC: Role.DRIVER, DRIVER_NOT_LOADED: Role.DRIVER, MPS: Role.MPS}.get(crash.known.cause)
+    pods = (each.pod_on(crash.pod.spec.node) for each in components(snapshot) if each.role is role)
+    part = next(filter(None, pods), None)
+    if part is None:
+        return ""
+    read = logs(part.meta, "--all-containers", "--tail=100")
+    match crash.known.cause:
+        case cause if cause is FABRIC:
+            return (
+                f"The driver's container runs the fabric manager, from B200 on with NVLSM: read why it fails, {read}. "
+                "From B200 on, the host has to have loaded two modules: `modprobe -a ib_umad mlx5_ib`. When that is "
+                f"fixed, and no pod uses GPUs on the node, restart it: {kubectl('delete', part.meta)}"
+            )
+        case cause if cause is MPS:
+            return f"Read what the MPS control daemon on the node reports: {read}. {MPS.remedy}"
+    return (
+        f"Read why the driver's container has not loaded its module on the node: {read}. When `nvidia-smi` works in "
+        "it, the pod works from its next restart on; if it does not, create it again."
+    )
 
 
 def _more_memory(pod: Pod) -> str:

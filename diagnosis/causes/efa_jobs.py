@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 
-from diagnosis.causes.crashing import POD_IDENTITY
+from diagnosis.causes.crashing_table import POD_IDENTITY
 from diagnosis.causes.efa_devices import COUNTS_MLX5, LEAVES_OUT, NO_EFA, efa_plugins
 from diagnosis.causes.faulty_gpus import is_gang
 from diagnosis.causes.unscheduled.waiting import group_subject

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from diagnosis.facts.library_errors import reported
 from diagnosis.model import CauseSeverity, Family, Link, Signature, TextSource, failing, starting
 
 _CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-toolkit", "kubelet", "containerd"
@@ -22,9 +23,10 @@ _running_on_node = Family(Link.RUNNING, of_node=True)
 DRIVER_NOT_LOADED = _started_on_node(
     "DriverNotLoaded",
     "The driver's kernel module is not loaded on the node, so no container gets a GPU.",
-    "Load it. After a kernel upgrade the driver must be built again: check the driver pod, or DKMS on the "
-    "host, and `modprobe nvidia`.",
+    "Load it on the node: `modprobe nvidia`. If it has no such module for its kernel, as after a kernel upgrade, build "
+    "the driver again: `dkms autoinstall`, or install it anew; a driver pod does that at its restart.",
     starting(r"driver not loaded|nvml error: not loaded", _CLI),
+    reported("DriverNotLoaded"),
     follows=("DriverNotReady", *_FAULTY),
 )
 DRIVER_LIBRARY_MISSING = _started_on_node(
@@ -52,13 +54,15 @@ DRIVER_MISMATCH = _started_on_node(
     "Drain the node and reboot it, or reload the module: the libraries were upgraded while it was loaded.",
     starting(r"Driver/library version mismatch", _CLI),
     failing(r"Driver/library version mismatch", "NVML"),
+    reported("DriverLibraryMismatched"),
     follows=_FAULTY,
 )
 DRIVER_HANGS = _started_on_node(
     "DriverDoesNotAnswer",
-    "The driver does not respond to the toolkit in time: a GPU hangs, or its initialization takes very long.",
+    "The driver does not respond in time: a GPU hangs, or its initialization takes very long.",
     "Check the kernel log for an Xid; enable persistence mode; a hanging GPU needs a reset or a reboot.",
     starting(r"driver (?:rpc )?error: (?:timed out|failed to process)", _CLI),
+    reported("DriverDoesNotAnswer"),
     follows=_FAULTY,
 )
 IMAGE_NEEDS_DRIVER = _started(
@@ -73,6 +77,26 @@ DEVICE_UNKNOWN = _started_on_node(
     "The node lacks the GPU allocated to the container: it fell off the bus, was replaced, or was partitioned.",
     "Restart the device plugin on the node, and check for a GPU that fell off the bus.",
     starting(r"device error: ([^\s:]{1,80}): unknown device", _CLI),
+    follows=_FAULTY,
+)
+ACCESS_DENIED = _started_on_node(
+    "GpuAccessDenied",
+    "A container is not allowed to open the GPU's device files: their mode, SELinux or seccomp, or the device rules of "
+    "its cgroup refuse it.",
+    "Compare the files' mode, owner and label on the node with the user of the container: `ls -lZ /dev/nvidia*`.",
+    starting(r"(?:nvml|cuda) error: (insufficient permissions|os call failed|gpu access blocked)", _CLI),
+    reported("GpuAccessDenied"),
+    source="NVML errors 4, 17; CUDA error 304",
+)
+NO_GPU_FOUND = _running_on_node(
+    "DriverFindsNoGpu",
+    "The driver is loaded, but finds no GPU that it can use: it could not initialize one, or the container got none.",
+    "If `nvidia-smi -L` on the node lists no GPU either: keep new pods off the node, and read in its kernel log why, "
+    "`dmesg | grep NVRM`. If it lists them: the allocation reached the container without a device, so create the pod "
+    "again; MIG mode without instances has the same effect.",
+    failing(r"(?:\A|\n)\W{0,20}No devices were found|No NVIDIA devices (?:were )?found", "nvidia-smi"),
+    reported("DriverFindsNoGpu"),
+    source="nvidia-smi; NVML error 28",
     follows=_FAULTY,
 )
 TOOLKIT_BINARY = _started_on_node(
@@ -288,7 +312,16 @@ NO_DEVICE_FILE = Signature(r"hostPath type check failed: /dev/nvidia", _KUBELET,
 """Text of DRIVER_NOT_LOADED about a volume."""
 CAUSES = (
     *(START_KILLED, DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, IMAGE_NEEDS_DRIVER),
-    *(DEVICE_UNKNOWN, TOOLKIT_BINARY, TOOLKIT_FAILS, CDI_UNRESOLVED, CDI_STALE, COMMAND_MISSING, CREATION_FAILS),
+    *(
+        DEVICE_UNKNOWN,
+        ACCESS_DENIED,
+        TOOLKIT_BINARY,
+        TOOLKIT_FAILS,
+        CDI_UNRESOLVED,
+        CDI_STALE,
+        COMMAND_MISSING,
+        CREATION_FAILS,
+    ),
     *(
         RUNTIME_SILENT,
         CGROUP_DRIVERS,
@@ -309,20 +342,23 @@ HARDWARE = _running_on_node(
     "Remove the node from service, then reset or replace the GPU, as its Xid requires.",
     starting(r"nvml error: gpu is lost", _CLI),
     failing(
-        r"uncorrectable ECC error|ECC_UNCORRECTABLE|double[- ]bit ECC|GPU is lost|GPU_IS_LOST|fallen off the bus"
-        r"|NVLink error (?:was )?detected|uncorrectable NVLink error|NVLINK_UNCORRECTABLE|uncontained memory error"
-        r"|CUDA_ERROR_CONTAINED",
-        _CUDA,
+        r"uncorrectable ECC error|double[- ]bit ECC|GPU is lost|fallen off the bus|GPU requires re(?:set|start|boot)"
+        r"|NVLink error (?:was )?detected|uncorrectable NVLink error|uncontained memory error"
+        r"|Unable to determine the device handle for (?:GPU|gpu)",
+        f"{_CUDA}, nvidia-smi",
     ),
-    source="CUDA errors 214, 220, 221; Xid 48, 63, 64, 74, 79, 94, 95",
+    reported("GpuHardwareFault"),
+    source="CUDA errors 214, 220, 226; NVML errors 14 to 16; Xid 48, 63, 64, 74, 79, 94, 95",
     follows=_FAULTY,
 )
 FABRIC = _running_on_node(
     "FabricNotReady",
     "CUDA finds the GPUs but not the NVLink switches: the fabric manager does not run, or not yet.",
-    "Start nvidia-fabricmanager in the driver's exact version on the node: `systemctl status nvidia-fabricmanager`.",
-    failing(r"SYSTEM_NOT_READY|system not yet initialized|cudaErrorSystemNotReady|(?:CUDA )?error:? 802\b", _CUDA),
-    source="CUDA error 802, CUDA_ERROR_SYSTEM_NOT_READY",
+    "On the node, install nvidia-fabricmanager in the driver's exact version and start it: `systemctl enable --now "
+    "nvidia-fabricmanager`. If it fails, `journalctl -u nvidia-fabricmanager` shows why.",
+    reported("FabricNotReady"),
+    failing(r"\berror:? 802\b", _CUDA),
+    source="CUDA errors 802, 919",
 )
 DOES_WITHOUT = failing(r"No GPUs? (?:found|detected|available)", "many a program")
 """Text of a container that ends; a container that keeps running works without a GPU."""
@@ -330,7 +366,7 @@ NOT_INJECTED = _running_on_node(
     "GpuNotInjected",
     "A GPU was allocated to a container and is missing in it: the runtime on the node did not inject it.",
     "Check the container's devices, `ls /dev/nvidia*`; then the node's toolkit, its configuration and its driver.",
-    failing(r"no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|cudaErrorNoDevice", "CUDA, error 100"),
+    reported("GpuNotInjected"),
     failing(
         r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Torch not compiled with CUDA enabled"
         r"|libcuda\.so(?:\.1)?: cannot open shared object|Failed to infer device type",
@@ -345,7 +381,16 @@ NOT_INJECTED = _running_on_node(
 )
 INJECTION = (
     *(START_KILLED, HARDWARE, DRIVER_NOT_LOADED, DRIVER_MISMATCH, DRIVER_LIBRARY_MISSING, DRIVER_HANGS),
-    *(IMAGE_NEEDS_DRIVER, DEVICE_UNKNOWN, CDI_UNRESOLVED, CDI_STALE, TOOLKIT_BINARY, CGROUP_DRIVERS, TOOLKIT_FAILS),
+    *(
+        IMAGE_NEEDS_DRIVER,
+        DEVICE_UNKNOWN,
+        ACCESS_DENIED,
+        CDI_UNRESOLVED,
+        CDI_STALE,
+        TOOLKIT_BINARY,
+        CGROUP_DRIVERS,
+        TOOLKIT_FAILS,
+    ),
 )
 """Causes by messages of NVIDIA's toolkit and its callers while a container is created or started, in their order."""
 NODES = (*CAUSES, HARDWARE, FABRIC, NOT_INJECTED)

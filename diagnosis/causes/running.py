@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,12 +19,13 @@ from diagnosis.causes.pod_startup_table import DOES_WITHOUT, NOT_INJECTED
 from diagnosis.causes.runtime_handlers import MISSING
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command
-from diagnosis.facts.components import Role, components, role_of
+from diagnosis.facts.components import Role, components, is_ready, role_of
 from diagnosis.facts.gpu_nodes import is_device
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.runtime_advice import toolkits
+from diagnosis.facts.safe_steps import make_again
 from diagnosis.facts.symptoms import Recognised, of_log, recognised, texts_in
 from diagnosis.model import (
     Cause,
@@ -41,6 +44,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, Pod
+from healthcheck.text.moments import EARLIEST, timestamp
 
 _running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
 _fault = Family(None)
@@ -68,7 +72,11 @@ CGROUP_LOST = _running(
     "A container lost the access to its GPU: the node's systemd rewrote its device rules.",
     "Restart the pods. To prevent it, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
     "--create-all` on the node.",
-    failing(r"Failed to initialize NVML: Unknown Error", "nvidia-smi, NVML"),
+    failing(
+        r"initiali[sz]e NVML: (?:Unknown Error|ERROR_UNKNOWN)|\bNVMLError_Unknown\b"
+        r"|nvmlInit\w{0,20}[^\n]{0,60}Unknown Error",
+        "nvidia-smi, NVML, pynvml",
+    ),
     severity=CauseSeverity.HIGH,
     source="NVIDIA container toolkit, issue 48: `Failed to initialize NVML: Unknown Error`",
     of_node=True,
@@ -109,6 +117,8 @@ class MissingGpu(Struct, frozen=True):
     subject: str
     evidence: tuple[str, ...]
     certainty: Certainty = Certainty.PROVEN
+    steps: Callable[[Sequence[Pod]], Iterator[str]] | None = None
+    """Returns the steps that precede the general fix of the cause, or replace it."""
 
 
 def find_running(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -202,12 +212,14 @@ def of_lack(lack: MissingGpu, pods: Sequence[Pod], *evidence: str) -> FoundCause
     because = origins(_WITHOUT_GPU, f"node/{pod.spec.node}") if lack.cause.of_node else ()
     look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
     remedy = (lack.cause.remedy, *((f"Check the container's devices: {look}",) if lack.cause is NOT_INJECTED else ()))
+    if lack.steps is not None:
+        remedy = (*lack.steps(pods), *remedy[1:])
     whole = (*evidence, *lack.evidence)
     return FoundCause(lack.cause, lack.subject, whole, remedy, affected, lack.certainty, because)
 
 
-def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
-    """Return why the container has no GPU, as its spec or its node shows."""
+def lack_of_request(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu | None:
+    """Return the lack of a container that requests no GPU, or hides its GPUs by a variable of its own."""
     written = snapshot.line(pod.meta)[-1]
     container = next((one for one in pod.spec.containers if one.name == name), None)
     by_claim = container is not None and container.claims and claims_gpus(pod, gpu_claims(snapshot))
@@ -216,10 +228,14 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
         asks = f"only {', '.join(others)} requests one" if others else "none of its containers does"
         return MissingGpu(NOT_REQUESTED, written, (f"{pod.subject}: container {name} requests no GPU; {asks}",))
     message = hidden(snapshot, pod, container)
-    if message:
-        return MissingGpu(HIDDEN, written, (message,))
-    if lack := lack_of_device_files(snapshot, pod):
+    return MissingGpu(HIDDEN, written, (message,)) if message else None
+
+
+def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
+    """Return why the container has no GPU, as its spec or its node shows."""
+    if lack := lack_of_request(snapshot, pod, name) or lack_of_device_files(snapshot, pod):
         return lack
+    written = snapshot.line(pod.meta)[-1]
     classes = [runtime_class for runtime_class in snapshot.runtime_classes if "nvidia" in runtime_class.handler]
     # Without CDI, a pod that names no class gets a GPU only if NVIDIA's runtime is the default one.
     needs_class = not _with_cdi(snapshot) and "true" not in _default_settings(snapshot)
@@ -228,10 +244,55 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
         return MissingGpu(
             CLASS_NOT_NAMED, written, (f"{pod.subject} names no runtimeClassName", there), Certainty.LIKELY
         )
+    if stale := started_before_driver(snapshot, pod, Role.DRIVER, Role.TOOLKIT):
+        return stale
     runtime = pod.spec.runtime_class or "none"
-    asked = ", ".join(f"{value} {key}" for key, value in gpus_of(container).items()) or "a claim"
+    own = next(gpus_of(one) for one in pod.spec.containers if one.name == name)
+    asked = ", ".join(f"{value} {key}" for key, value in own.items()) or "a claim"
     message = f"{pod.subject}: container {name} requests {asked}; runtimeClassName {runtime}"
-    return MissingGpu(NOT_INJECTED, f"node/{pod.spec.node}", (message,), Certainty.LIKELY)
+    may_lack_class = not pod.spec.runtime_class and needs_class and not snapshot.sees("RuntimeClass")
+    steps = partial(_name_class, written) if may_lack_class else None
+    return MissingGpu(NOT_INJECTED, f"node/{pod.spec.node}", (message,), Certainty.LIKELY, steps)
+
+
+def _name_class(written: str, _: Sequence[Pod]) -> Iterator[str]:
+    listed = command("kubectl", "get", "runtimeclass")
+    name = "`runtimeClassName: nvidia`"
+    yield f"The pod may lack its runtimeClassName: if {listed} lists nvidia, set {name} in {written}."
+    yield f"If it has one, or needs none: {NOT_INJECTED.remedy}"
+
+
+def started_before_driver(snapshot: Snapshot, pod: Pod, *roles: Role) -> MissingGpu | None:
+    """Return the lack of a pod that is older than the driver, or the toolkit, which now works on its node.
+
+    The libraries and devices in the pod are those of its start, and a restart of its container does not replace them.
+    """
+    began = _sandbox_at(pod)
+    parts = (each.pod_on(pod.spec.node) for each in components(snapshot) if each.role in roles)
+    for part in filter(None, parts):
+        if began is not None and is_ready(part) and (since := _works_since(part)) > began:
+            message = f"{pod.subject} started at {timestamp(began)}, {part.subject} on its node at {timestamp(since)}"
+            steps = partial(_renew, snapshot, part)
+            return MissingGpu(NOT_INJECTED, f"node/{pod.spec.node}", (message,), Certainty.LIKELY, steps)
+    return None
+
+
+def _renew(snapshot: Snapshot, part: Pod, pods: Sequence[Pod]) -> Iterator[str]:
+    older = "The pod is" if len(pods) == 1 else "The pods are"
+    yield f"{older} older than {part.subject}. A restart of a container keeps what was injected before."
+    yield from make_again(snapshot, pods)
+
+
+def _sandbox_at(pod: Pod) -> datetime | None:
+    """Return when the pod's sandbox was created; a reboot of the node replaces it."""
+    ready = pod.condition("PodReadyToStartContainers")
+    return max(filter(None, (pod.started, ready.since if ready is not None else None)), default=pod.meta.created)
+
+
+def _works_since(part: Pod) -> datetime:
+    """Return when a driver pod, or its container, was started last."""
+    starts = [state.started for state in part.states if state.running and not state.init]
+    return max(filter(None, (part.started, part.meta.created, *starts)), default=EARLIEST)
 
 
 def lack_of_device_files(snapshot: Snapshot, pod: Pod) -> MissingGpu | None:

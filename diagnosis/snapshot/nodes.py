@@ -82,6 +82,7 @@ class Node(ApiObject, frozen=True, dict=True):
     runtime: Annotated[str, At("status.nodeInfo.containerRuntimeVersion")] = ""
     """Container runtime and version, as `containerd://2.1.4`."""
     kubelet: Annotated[str, At("status.nodeInfo.kubeletVersion")] = ""
+    kernel: Annotated[str, At("status.nodeInfo.kernelVersion")] = ""
     system: Annotated[str, At("status.nodeInfo.osImage")] = ""
     """Operating system, as `Ubuntu 22.04.5 LTS`."""
     handlers: Annotated[frozenset[str] | None, At("status.runtimeHandlers"), _handlers] = None

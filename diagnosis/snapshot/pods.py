@@ -112,6 +112,20 @@ class Toleration(Struct, frozen=True):
     effect: str = ""
 
 
+class Probe(Struct, frozen=True):
+    """Probe by which the kubelet decides to restart a container. The defaults are those of Kubernetes."""
+
+    delay: Annotated[int, At("initialDelaySeconds")] = 0
+    period: Annotated[int, At("periodSeconds")] = 10
+    failures: Annotated[int, At("failureThreshold")] = 3
+
+    def __str__(self) -> str:
+        """Format as `failureThreshold 3 x periodSeconds 10 = 30 s`."""
+        delay = f"initialDelaySeconds {self.delay} + " if self.delay else ""
+        whole = self.delay + self.failures * self.period
+        return f"{delay}failureThreshold {self.failures} x periodSeconds {self.period} = {whole} s"
+
+
 class Container(Struct, frozen=True):
     """Container of a pod. `init`: whether it is one of the init containers."""
 
@@ -126,6 +140,8 @@ class Container(Struct, frozen=True):
     privileged: Annotated[bool, At("securityContext.privileged")] = False
     claims: Annotated[tuple[str, ...], At("resources.claims"), names] = ()
     """Names of the pod's resource claims that the container uses."""
+    startup: Annotated[Probe | None, At("startupProbe")] = None
+    liveness: Annotated[Probe | None, At("livenessProbe")] = None
     flags: Annotated[Mapping[str, str], At(""), _flags] = field(default_factory=dict)
     """Flags of HAMi's extender, from `shown_flags`."""
 
@@ -248,6 +264,7 @@ class Pod(ApiObject, frozen=True, dict=True):
     phase: Annotated[str, At("status.phase")] = ""
     reason: Annotated[str, At("status.reason")] = ""
     message: Annotated[Text, At("status.message")] = ""
+    started: Annotated[Moment, At("status.startTime")] = None
     conditions: Conditions = ()
     states: Annotated[tuple[ContainerState, ...], At("status"), _states] = ()
     claim_names: Annotated[Mapping[str, str], At("status.resourceClaimStatuses"), _CLAIM_NAMES] = field(

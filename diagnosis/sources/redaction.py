@@ -13,12 +13,13 @@ from diagnosis.snapshot.pods import shown_flags, shown_value
 
 _DROPPED = frozenset(
     (
-        *("managedFields", "command", "args", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"),
+        *("managedFields", "command", "args", "lifecycle", "readinessProbe"),
         *("envFrom", "imagePullSecrets", "caBundle", "volumeMounts", "stringData"),
         *("csi", "flexVolume"),  # some drivers take passwords among a volume's attributes
     )
 )
 _CA = "(set)"
+_PROBES = ("livenessProbe", "startupProbe")
 
 
 def redacted(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,6 +33,8 @@ def _without(value: Any, key: str = "") -> Any:
     if isinstance(value, Mapping):
         if key == "annotations":
             return {name: text for name, text in value.items() if is_kept(str(name))}
+        if key in _PROBES:  # their commands and headers may have secrets
+            return {name: number for name, number in value.items() if isinstance(number, int)}
         kept = {name: _without(entry, str(name)) for name, entry in value.items() if name not in _DROPPED}
         if flags := _flags(value):
             kept["args"] = [f"--{name}={message}" for name, message in flags.items()]

@@ -7,6 +7,7 @@ or '' if the error alone does not indicate one.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 from msgspec import Struct
@@ -53,3 +54,15 @@ def library_errors() -> tuple[LibraryError, ...]:
         )
         for _, row in read_rows("library_errors.csv")
     )
+
+
+@cache
+def error_fixes() -> tuple[tuple[str, re.Pattern[str], str], ...]:
+    """Return the fixes of errors that need another one than their cause: cause, text in the error, fix."""
+    rows = (row for _, row in read_rows("error_fixes.csv"))
+    return tuple((row["cause"], re.compile(row["text"], re.IGNORECASE), row["fix"]) for row in rows)
+
+
+def fix_of(cause: str, message: str) -> str:
+    """Return the fix of an error with this cause and message; '' if that of the cause applies."""
+    return next((fix for name, text, fix in error_fixes() if name == cause and text.search(message)), "")

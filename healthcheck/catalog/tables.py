@@ -12,7 +12,7 @@ TABLES = (
     *(nvlink.nvlink4_table, nvlink.nvlink5_table, hardware.fabrics, hardware.all_reduce_table),
     *(eks_reasons.eks_words, hardware.gpu_speed_table),
     *(dcgm.dcgm_table, dcgm.dcgm_tests, dcgm.dcgm_returns),
-    *(cuda_errors.cuda_errors, cuda_errors.library_errors),
+    *(cuda_errors.cuda_errors, cuda_errors.library_errors, cuda_errors.error_fixes),
 )
 
 

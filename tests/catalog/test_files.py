@@ -9,8 +9,10 @@ from pkgutil import iter_modules
 
 import pytest
 
+from diagnosis.causes import CAUSES
 from healthcheck import catalog
 from healthcheck.catalog.csv_rows import read_rows
+from healthcheck.catalog.cuda_errors import cuda_errors, library_errors
 from healthcheck.catalog.tables import TABLES
 from healthcheck.catalog.xid import (
     RecoveryAction,
@@ -100,3 +102,16 @@ def test_every_table_is_among_those_that_an_agent_reads_at_its_start() -> None:
     }
 
     assert read_later == set(TABLES)
+
+
+@pytest.mark.parametrize("name", ["cuda_errors.csv", "library_errors.csv", "error_fixes.csv"])
+def test_cause_of_an_error_is_one_of_diagnose(name: str) -> None:
+    assert {row["cause"] for _, row in read_rows(name)} - {""} <= {cause.name for cause in CAUSES}
+
+
+def test_every_error_has_one_number_and_name_in_its_library() -> None:
+    for errors in (cuda_errors(), library_errors()):
+        numbers = [(error.library, error.number) for error in errors if error.number is not None]
+        names = [name for error in errors for name in error.names]
+        assert len(set(numbers)) == len(numbers)
+        assert len(set(names)) == len(names)

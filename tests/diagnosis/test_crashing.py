@@ -14,6 +14,7 @@ from tests.diagnosis.states import (
     container,
     event,
     judged,
+    messages,
     node,
     obj,
     pod,
@@ -73,6 +74,8 @@ WORDS = [
     ("ValueError: learning rate must be positive", "ContainerCrashes", "job/team/train"),
     ("", "ContainerCrashes", "job/team/train"),
 ]
+PRINTED = [(words, cause, subject) for _, cause, subject, words in messages("crash")]
+"""Names, numbers and texts of the errors of libraries, as programs print them, and words that resemble them."""
 JOB = obj("Job", "train", "team", spec={"template": {"spec": {"containers": [container("main", 1)]}}})
 
 
@@ -88,7 +91,7 @@ def working(end: Object) -> Object:
     return pod("train-x", on="a", states=states, owner=("Job", "train"))
 
 
-@pytest.mark.parametrize(("words", "cause", "subject"), WORDS)
+@pytest.mark.parametrize(("words", "cause", "subject"), WORDS + PRINTED)
 def test_message_or_log_of_a_failed_container_names_its_cause(words: str, cause: str, subject: str) -> None:
     by_message = crashing(end=terminated(1, "Error", f"Traceback:\n{words}\n"))
     log = {("pod/team/train-x", "main"): f"epoch 1\nepoch 2\n{words}\n"}
@@ -106,7 +109,7 @@ def test_message_or_log_of_a_failed_container_names_its_cause(words: str, cause:
     assert results(judged(node("a"), JOB, for_good)) == ended
 
 
-@pytest.mark.parametrize("words", [row[0] for row in WORDS])
+@pytest.mark.parametrize("words", [row[0] for row in WORDS + PRINTED])
 def test_message_of_a_container_that_recovered_is_ignored(words: str) -> None:
     log = {("pod/team/train-x", "main"): f"{words}\n" + "step\n" * 20}
 
@@ -149,6 +152,20 @@ def test_exit_code_of_a_signal_names_its_cause(code: int, cause: str) -> None:
         ("CUDA error: all CUDA-capable devices are busy or unavailable", "`nvidia-smi -q -d COMPUTE,PIDS`"),
         ("CUDA error: an illegal memory access was encountered", "CUDA_LAUNCH_BLOCKING=1"),
         ("CUDA initialization: CUDA unknown error", "`modprobe nvidia_uvm`"),
+        ("RuntimeError: CUDA error: initialization error", "by `spawn`"),
+        ("CUDA error: system has unsupported display driver / cuda driver combination", "reboot it"),
+        ("Error 804: forward compatibility was attempted on non supported HW", "/usr/local/cuda/compat"),
+        ("pynvml.NVMLError_FunctionNotFound: Function Not Found", "nvidia-ml-py"),
+        ("NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "IPC_LOCK"),
+        ("NCCL WARN Call to ibv_reg_mr failed with error Bad address", "`modprobe nvidia-peermem`"),
+        ("NCCL WARN Cuda failure 'peer access is not supported between these two devices'", "NCCL_P2P_DISABLE=1"),
+        ("NCCL WARN NET/OFI aws-ofi-nccl initialization failed", "vpc.amazonaws.com/efa"),
+        ("NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 18000", "LOCAL_RANK"),
+        ("Failed to initialize NVML: Insufficient Permissions", "supplementalGroups"),
+        ("CUDA failure 304: OS call failed or operation not supported on this OS", "seccompProfile"),
+        ("Failed to initialize NVML: GPU access blocked by the operating system", "/dev/nvidia-uvm"),
+        ("CUDA error: the hardware resources required to create MPS client have been exhausted", "48 clients"),
+        ("uncorrectable ECC error encountered", "`kubectl cordon a`"),
     ],
 )
 def test_remedy_depends_on_the_error_of_a_cause(words: str, step: str) -> None:
@@ -156,11 +173,88 @@ def test_remedy_depends_on_the_error_of_a_cause(words: str, step: str) -> None:
     assert step in problem.found.remedy[0]
 
 
-def test_failing_liveness_probe_is_the_cause_of_a_kill() -> None:
-    kills = crashing(end=terminated(137))
-    fields = event(kills, "Unhealthy", "Liveness probe failed: Get http://10.0.0.1:8000/health: connection refused")
+def test_gpu_of_windows_is_fixed_in_windows() -> None:
+    crash = crashing(
+        end=terminated(255, "Error", "Failed to initialize NVML: GPU access blocked by the operating system")
+    )
+    wsl = node("a")
+    wsl["status"]["nodeInfo"]["kernelVersion"] = "6.6.87.2-microsoft-standard-WSL2"
 
-    assert results(judged(node("a"), JOB, kills, fields)) == [("LivenessProbeKills", "job/team/train")]
+    (problem,) = judged(wsl, JOB, crash).problems
+
+    assert problem.found.cause.name == "GpuAccessDenied"
+    assert "`wsl --shutdown`" in problem.found.remedy[0]
+
+
+LOADS = container("main", 1, startupProbe={"failureThreshold": 30, "periodSeconds": 10, "httpGet": {"port": 8000}})
+KILLING = "Container main failed {} probe, will be restarted"
+UNHEALTHY = "{} probe failed: HTTP probe failed with statuscode: 503"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kills"),
+    [
+        *((code, UNHEALTHY.format("Liveness"), True) for code in (137, 143)),
+        *((code, UNHEALTHY.format("Startup"), True) for code in (137, 143)),
+        (137, "Startup probe errored: rpc error: code = DeadlineExceeded", True),
+        *((code, KILLING.format("startup"), True) for code in (0, 1, 137, 143)),
+        (1, UNHEALTHY.format("Startup"), False),
+        (137, UNHEALTHY.format("Readiness"), False),
+        (1, "Container sidecar failed startup probe, will be restarted", False),
+    ],
+)
+def test_kill_by_a_failing_probe_is_recognised(code: int, message: str, kills: bool) -> None:
+    crash = crashing(end=terminated(code), containers=[LOADS])
+    reason = "Killing" if "Container" in message else "Unhealthy"
+
+    found = results(judged(node("a"), JOB, crash, event(crash, reason, message, warning=reason != "Killing")))
+
+    assert (found == [("LivenessProbeKills", "job/team/train")]) == kills
+
+
+def test_startup_probe_that_is_too_short_is_shown_with_its_time() -> None:
+    crash = crashing(end=terminated(137), containers=[LOADS])
+    (problem,) = judged(node("a"), JOB, crash, event(crash, "Killing", KILLING.format("startup"))).problems
+
+    assert (
+        "failureThreshold of the startupProbe of container main in the template of job/team/train"
+        in (problem.found.remedy[0])
+    )
+    assert "It has now failureThreshold 30 x periodSeconds 10 = 300 s." in problem.found.remedy[0]
+
+
+@pytest.mark.parametrize(("ready", "kills"), [(False, True), (True, False)])
+def test_container_that_its_startup_probe_killed_may_load_again(*, ready: bool, kills: bool) -> None:
+    state = {"running": {"startedAt": ago(8)}}
+    last = {"lastState": {"terminated": terminated(137, minutes=9)}, "restartCount": 1}
+    loads = pod("train-x", on="a", states=[{"name": "main", "ready": ready, "state": state, **last}])
+    killing = event(loads, "Killing", KILLING.format("startup"), minutes=9, warning=False)
+
+    assert results(judged(node("a"), loads, killing)) == ([("LivenessProbeKills", "pod/team/train-x")] if kills else [])
+
+
+def test_memory_limit_outranks_a_probe() -> None:
+    crash = crashing(end=terminated(137, "OOMKilled"))
+    fields = event(crash, "Unhealthy", UNHEALTHY.format("Startup"))
+
+    assert results(judged(node("a"), JOB, crash, fields)) == [("ContainerMemoryLimitExceeded", "job/team/train")]
+
+
+DRIVER = {"app": "nvidia-driver-daemonset"}
+MISSES = ("Failed to initialize NVML: Driver Not Loaded", "Error 802: system not yet initialized")
+
+
+@pytest.mark.parametrize("words", MISSES)
+def test_driver_in_a_container_is_the_place_to_look(words: str) -> None:
+    driver = pod("nvidia-driver-x", 0, on="a", age=900, namespace="gpu-operator", labels=DRIVER)
+    crash = crashing(end=terminated(1, "Error", words), age=60)
+    log = "`kubectl -n gpu-operator logs nvidia-driver-x --all-containers --tail=100`"
+
+    (with_pod,) = judged(node("a"), JOB, crash, driver).problems
+    (on_host,) = judged(node("a"), JOB, crash).problems
+
+    assert any(log in text for text in with_pod.found.remedy)
+    assert any("`systemctl enable" in text or "`modprobe nvidia`" in text for text in on_host.found.remedy)
 
 
 def test_fault_of_the_node_outranks_a_program_error() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.diagnosis.states import (
     GPU,
     Object,
+    ago,
     container,
     judged,
     node,
@@ -127,3 +130,63 @@ def test_missing_device_file_of_the_node_is_the_cause(reason: str) -> None:
 
     # On its own it prevents no work.
     assert not results(judged(lacks, runs()))
+
+
+STALE = (
+    "Failed to initialize NVML: Driver Not Loaded",
+    "Failed to initialize NVML: Driver/library version mismatch",
+    "cudaGetDeviceCount failed: system has unsupported display driver / cuda driver combination",
+    "no CUDA-capable device is detected",
+)
+
+
+def crash_beside(driver: Object, words: str, age: float = 600) -> list[Object]:
+    """A crashed pod of a Deployment that names its class, beside the driver on its node."""
+    last: Object = {"lastState": {"terminated": terminated(1, "Error", words)}, "restartCount": 14}
+    states = [waiting("CrashLoopBackOff", "back-off", **last)]
+    spec = {"runtimeClassName": "nvidia"}
+    crashed = pod("x", on="a", age=age, states=states, spec=spec, owner=("ReplicaSet", "serve"))
+    return [node("a", age=9000), NVIDIA, driver, crashed]
+
+
+def driver_pod(age: float, **changes: Any) -> Object:
+    return pod("nvidia-driver-x", 0, on="a", age=age, labels={"app": "nvidia-driver-daemonset"}, **changes)
+
+
+@pytest.mark.parametrize("words", STALE)
+def test_pod_older_than_the_driver_of_its_node_is_deleted(words: str) -> None:
+    (problem,) = judged(*crash_beside(driver_pod(120), words)).problems
+    found = problem.found
+
+    assert (found.cause.name, found.subject, found.affected) == ("GpuNotInjected", "node/a", ("pod/team/x",))
+    assert any("pod/team/nvidia-driver-x on its node at" in text for text in found.evidence)
+    assert "older than pod/team/nvidia-driver-x" in found.remedy[0]
+    assert "`kubectl -n team delete pod x`" in found.remedy[1]
+
+
+@pytest.mark.parametrize("words", STALE)
+@pytest.mark.parametrize(
+    "driver",
+    [driver_pod(1200), driver_pod(120, states=[waiting("CrashLoopBackOff")])],
+    ids=["pod is younger", "driver does not work"],
+)
+def test_pod_is_kept_unless_a_newer_driver_works(driver: Object, words: str) -> None:
+    steps = [text for problem in judged(*crash_beside(driver, words)).problems for text in problem.found.remedy]
+
+    assert not any("delete pod x" in text for text in steps)
+
+
+def test_driver_that_was_restarted_in_its_pod_is_newer() -> None:
+    again = [{"name": "main", "ready": True, "restartCount": 1, "state": {"running": {"startedAt": ago(30)}}}]
+
+    (problem,) = judged(*crash_beside(driver_pod(1200, states=again), STALE[0])).problems
+
+    assert problem.found.cause.name == "GpuNotInjected"
+
+
+def test_pod_in_files_without_runtime_classes_may_lack_its_own() -> None:
+    (problem,) = judged(node("a"), runs(), logs=LOG, missing={"RuntimeClass": "not in the saved files"}).problems
+    named = judged(node("a"), pod("x", on="a", spec={"runtimeClassName": "nvidia"}), logs=LOG)
+
+    assert "`runtimeClassName: nvidia` in pod/team/x" in problem.found.remedy[0]
+    assert not any("runtimeClassName:" in text for text in named.problems[0].found.remedy)

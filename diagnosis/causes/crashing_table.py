@@ -1,0 +1,204 @@
+"""Causes by which containers of GPU pods start and then fail."""
+
+from __future__ import annotations
+
+from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
+from diagnosis.causes.pod_startup_table import (
+    ACCESS_DENIED,
+    DRIVER_HANGS,
+    DRIVER_MISMATCH,
+    DRIVER_NOT_LOADED,
+    FABRIC,
+    HARDWARE,
+    NO_GPU_FOUND,
+    NOT_INJECTED,
+)
+from diagnosis.causes.running import CGROUP_LOST
+from diagnosis.facts.library_errors import reported
+from diagnosis.facts.symptoms import GATE_WORDS
+from diagnosis.model import CauseSeverity, Family, Link, failing
+
+_CUDA = "CUDA driver API, CUresult"
+_running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
+DRIVER_TOO_OLD = _running(
+    "CudaNewerThanDriver",
+    "The image's CUDA is newer than the node's driver supports.",
+    "Use an image with an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
+    reported("CudaNewerThanDriver"),
+    failing(
+        r"driver version is insufficient for CUDA runtime|NVIDIA driver on your system is too old"
+        r"|forward compatibility was attempted on non supported|unsupported (?:PTX|toolchain)",
+        _CUDA,
+    ),
+    severity=CauseSeverity.HIGH,
+    source="CUDA errors 35, 222, 803, 804",
+)
+WRONG_ARCHITECTURE = _running(
+    "ImageLacksGpuArchitecture",
+    "The program in the image was not built for this model of GPU.",
+    "Use an image built for this model, or choose another model by the node label nvidia.com/gpu.product.",
+    reported("ImageLacksGpuArchitecture"),
+    failing(r"no kernel image is available|is not compatible with the current PyTorch installation", _CUDA),
+    severity=CauseSeverity.HIGH,
+    source="CUDA error 209, `no kernel image is available for execution`",
+)
+GPU_MEMORY = _running(
+    "GpuMemoryExhausted",
+    "The program needs more memory than its GPU, or its share of a GPU, has free.",
+    "Make the batch or the model smaller, use a GPU with more memory, or check which pods share this one.",
+    failing(
+        r"torch\.(?:cuda\.)?OutOfMemoryError|Error Code 2: OutOfMemory"
+        r"|Device \d{1,3} OOM|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
+        r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
+        "PyTorch, JAX, TensorFlow, TensorRT, vLLM, cuBLAS, HAMi",
+    ),
+    reported("GpuMemoryExhausted"),
+    source="`CUDA out of memory`; the kernel's OOM killer is not involved",
+)
+HOST_MEMORY = _running(
+    "ContainerMemoryLimitExceeded",
+    "The kernel killed the container at its memory limit. The limit concerns the node's memory, not the GPU's.",
+    "Raise the container's memory limit, or load less data at once.",
+    source="reason OOMKilled, exit code 137",
+)
+SHARED_MEMORY = _running(
+    "SharedMemoryTooSmall",
+    "The container's /dev/shm is too small for its workers: it has 64 MiB unless the pod mounts more.",
+    "Mount an emptyDir with `medium: Memory` at /dev/shm.",
+    failing(
+        r"insufficient shared memory|unable to (?:open|allocate) shared memory|\bBus error\b"
+        r"|error while creating shared memory segment|No space left on device[^\n]{0,40}/dev/shm",
+        "PyTorch's DataLoader, NCCL",
+    ),
+    source="PyTorch's DataLoader and NCCL exchange data there",
+)
+PROGRAM = _running(
+    "ProgramFaultOnGpu",
+    "The program made an invalid access on the GPU, or an invalid call; no finding on its node blames the GPU.",
+    "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
+    failing(
+        r"illegal memory access|device-side assert|unspecified launch failure|misaligned address"
+        r"|invalid device ordinal",
+        _CUDA,
+    ),
+    reported("ProgramFaultOnGpu"),
+    source="CUDA errors 101, 700, 710, 716, 719",
+)
+KERNEL_TIME = _running(
+    "KernelTimedOut",
+    "The driver ended a kernel of the program: it ran too long on a GPU that also drives a display, or it hung.",
+    "If `nvidia-smi` on the node lists Disp.A On for that GPU, stop the display there, `systemctl isolate "
+    "multi-user.target`, or split the kernel. Without a display: if the node's kernel log has an Xid 8 or 109 of that "
+    "time, reset the GPU.",
+    reported("KernelTimedOut"),
+    source="CUDA error 702: the watchdog of displays; Xid 8",
+)
+STUB_LIBRARY = _running(
+    "StubLibraryLoaded",
+    "The program loaded the stub of libcuda.so from the image's CUDA toolkit, not the driver's libcuda.so.1.",
+    "Remove the toolkit's folder `stubs` from LD_LIBRARY_PATH and /etc/ld.so.conf.d of the image: it is for linking "
+    "only. Then `ldconfig -p | grep libcuda` in the container lists the driver's library alone.",
+    reported("StubLibraryLoaded"),
+    severity=CauseSeverity.HIGH,
+    source="CUDA error 34; /usr/local/cuda/lib64/stubs",
+)
+UNLICENSED = _running(
+    "VgpuUnlicensed",
+    "The virtual GPU of the node has no valid licence.",
+    "Give the driver its licence: a client token in /etc/nvidia/ClientConfigToken, and with the GPU operator the "
+    "ConfigMap or Secret of driver.licensingConfig. `nvidia-smi -q | grep -i license` on the node shows its state.",
+    reported("VgpuUnlicensed"),
+    severity=CauseSeverity.HIGH,
+    source="CUDA error 102",
+    of_node=True,
+)
+MPS = _running(
+    "MpsConnectionFails",
+    "The program has no working connection to the MPS server of its node.",
+    "Check the MPS control daemon on the node: it must run, as the same user as the program, and its folder "
+    "CUDA_MPS_PIPE_DIRECTORY must be mounted in the container. After a restart of the daemon, create the pods again.",
+    reported("MpsConnectionFails"),
+    failing(r"MPS client failed to connect|Failed to connect to the MPS", "CUDA"),
+    severity=CauseSeverity.HIGH,
+    source="CUDA errors 805 to 810",
+    of_node=True,
+    follows=("MpsDaemonNotReady",),
+)
+POD_IDENTITY = _running(
+    "NcclUsesPodIdentityAddress",
+    "NCCL uses the address of the node's EKS Pod Identity agent as that of a rank: every node has the same "
+    "address, so the ranks do not reach each other.",
+    "Exclude the agent's interface: NCCL_SOCKET_IFNAME=^lo,docker,veth,pod-id-link, or name the node's interface.",
+    failing(r"SocketPollConnect: connect(?:ing)? to \[?(?:169\.254\.170\.23|fd00:ec2::23)\b", "NCCL"),
+    source="https://docs.aws.amazon.com/eks/latest/userguide/pod-id-agent-setup.html: 169.254.170.23 on each node",
+)
+NCCL = _running(
+    "CollectiveFails",
+    "The processes of a job do not reach each other: one of them ended, or the connection between them fails.",
+    "Check the process that ended first: its message is the cause, the other messages are consequences. "
+    "NCCL_DEBUG=INFO shows more.",
+    reported("CollectiveFails"),
+    failing(
+        r"NCCL WARN|NCCL error|DistBackendError"
+        r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)",
+        "NCCL, PyTorch",
+    ),
+    source="NCCL; PyTorch's watchdog of collective operations",
+    follows=("NcclUsesPodIdentityAddress", "RestartsOnFaultyNode"),
+)
+CUDA_UNKNOWN = _running(
+    "CudaCannotInitialize",
+    "CUDA cannot initialize on the node and reports no reason: most often nvidia_uvm is missing, or a leftover process "
+    "uses the GPU.",
+    "On the node: `modprobe nvidia_uvm`, then check that /dev/nvidia-uvm exists.",
+    failing(r"devices?(?:\(s\) is/| )are busy or unavailable", _CUDA),
+    reported("CudaCannotInitialize"),
+    severity=CauseSeverity.HIGH,
+    source="CUDA errors 3, 46, 999",
+    of_node=True,
+)
+PROBE = _running(
+    "LivenessProbeKills",
+    "The kubelet kills the container because its liveness or startup probe fails, for example while a model still "
+    "loads. Neither the GPU nor a lack of memory is the reason.",
+    "Add a startupProbe that waits long enough, or delay the liveness probe.",
+)
+SIGNAL = _running(
+    "ContainerKilledBySignal",
+    "The container ended by a signal of its own: a crash in native code, or an abort.",
+    "Read its log; a core dump shows the place.",
+    source="exit code 128 + signal: 132, 134, 135, 136, 139",
+    follows=("RestartsOnFaultyNode",),
+)
+CRASHES = _running(
+    "ContainerCrashes",
+    "A container of a GPU pod fails repeatedly; none of its messages is a known GPU error.",
+    "Read its log.",
+    follows=("RestartsOnFaultyNode",),
+)
+ENDS = _running(
+    "ContainerEndsAtOnce",
+    "A container of a GPU pod exits at once without an error, and the pod's restartPolicy restarts it again and again.",
+    "Make it a Job, or give it a command that keeps running.",
+    severity=CauseSeverity.LOW,
+)
+
+GATE_RESTARTS = _running(
+    "GateRestartsOnFaultyNode",
+    "The gate refuses the pod because its node is faulty, but the pod's restartPolicy starts it there again and again.",
+    "In the job's template, set `restartPolicy: Never` and a podFailurePolicy that ignores exit code 75: docs/gate.md.",
+    failing(GATE_WORDS, "the gate"),
+    severity=CauseSeverity.HIGH,
+    source="init container gpu-gate, exit code 75",
+)
+RECOGNISED = (
+    GATE_RESTARTS,
+    *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST),
+    *(ACCESS_DENIED, STUB_LIBRARY, UNLICENSED, MPS, NOT_INJECTED, NO_GPU_FOUND, KERNEL_TIME, GPU_MEMORY),
+    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL, DRIVER_HANGS),
+)
+"""Causes by the exit message and log of a failed container.
+
+Hardware errors are first, consequences of a failed peer are last.
+"""
