@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec import Struct
@@ -63,9 +63,13 @@ class Signature(Struct, frozen=True):
     pattern: str
     writer: str
     sources: frozenset[TextSource]
+    literals: tuple[str, ...] = ()
+    """Texts in lower case of which every match has one; () if unknown. Most texts have none, and need no search."""
 
     def search(self, text: str) -> re.Match[str] | None:
         """Search without regard to letter case, which differs between versions."""
+        if self.literals and not any(literal in _lowered(text) for literal in self.literals):
+            return None
         return _compiled(self.pattern).search(text)
 
 
@@ -82,6 +86,11 @@ def failing(pattern: str, writer: str) -> Signature:
 def rejecting(pattern: str, writer: str) -> Signature:
     """Return a text about a pod that the kubelet rejected."""
     return Signature(pattern, writer, frozenset((TextSource.POD,)))
+
+
+@lru_cache(maxsize=4)
+def _lowered(text: str) -> str:
+    return text.lower()
 
 
 @cache

@@ -227,7 +227,7 @@ def _failure(snapshot: Snapshot, pod: Pod, state: ContainerState) -> ContainerEn
 
 def _fails(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> bool:
     """Whether this end of the container is more than a past one."""
-    if state.running and not state.ready and any(_probe_events(snapshot, pod, state, killed=True)):
+    if state.running and not state.ready and any(_probe_events(snapshot, pod, state, ended)):
         return True
     if ended.exit_code == 0:
         return state.waiting == "CrashLoopBackOff" and not state.init
@@ -274,11 +274,12 @@ def _recognise(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Conta
     if ended.reason == "OOMKilled":
         return Recognised(HOST_MEMORY, end, "")
     known = recognised(_TEXTS, (end, *of_log(snapshot, pod, state.name)))
+    if known is None or known.cause is NCCL:
+        for message in _probe_events(snapshot, pod, state, ended):
+            return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(message))
     if known is not None:
         # Once a refused pod has failed, its job replaces it elsewhere, and the cause is that of the node.
         return None if known.cause is GATE_RESTARTS and pod.over else known
-    for message in _probe_events(snapshot, pod, state, killed=ended.exit_code not in (*_KILLED, None)):
-        return Recognised(PROBE, Symptom(TextSource.EVENT, "", ""), shortened(message))
     asked = ended.exit_code == _TERMINATED and state.waiting != "CrashLoopBackOff"
     # A finished pod without a message about GPUs failed for its own reasons, and no other pod waits for it.
     if asked or (pod.over and not state.init):
@@ -295,14 +296,19 @@ def _by_exit(state: ContainerState, ended: ContainerEnd) -> Cause:
     return SIGNAL if ended.exit_code in _SIGNALS else CRASHES
 
 
-def _probe_events(snapshot: Snapshot, pod: Pod, state: ContainerState, *, killed: bool) -> Iterator[str]:
-    """Yield the kubelet's messages about probes that end the container, the newest first; readiness ends none.
+def _probe_events(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> Iterator[str]:
+    """Yield the kubelet's messages about probes that ended the container, the newest first; readiness ends none.
 
-    `killed`: only those by which the kubelet ended it. A program may end itself while its probe fails.
+    A program may end itself while its probe fails: a failed probe alone does not show that the kubelet ended it.
     """
+    may_end_itself = ended.exit_code not in (*_KILLED, None)
     for event in reversed(snapshot.events_of(pod)):
         found = _PROBE_EVENT.search(event.message)
-        if found is not None and found["container"] in (state.name, None) and (found["container"] or not killed):
+        if (
+            found is not None
+            and found["container"] in (state.name, None)
+            and (found["container"] or not may_end_itself)
+        ):
             yield event.message
 
 

@@ -24,10 +24,11 @@ DRIVER_TOO_OLD = _running(
     "CudaNewerThanDriver",
     "The image's CUDA is newer than the node's driver supports.",
     "Use an image with an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
-    reported("CudaNewerThanDriver"),
+    *reported("CudaNewerThanDriver"),
     failing(
         r"driver version is insufficient for CUDA runtime|NVIDIA driver on your system is too old"
-        r"|forward compatibility was attempted on non supported|unsupported (?:PTX|toolchain)",
+        r"|forward compatibility was attempted on non supported|unsupported (?:PTX|toolchain)"
+        r"|built for NVIDIA Driver Release[^\n]{0,100}compatibility mode is UNAVAILABLE",
         _CUDA,
     ),
     severity=CauseSeverity.HIGH,
@@ -35,10 +36,15 @@ DRIVER_TOO_OLD = _running(
 )
 WRONG_ARCHITECTURE = _running(
     "ImageLacksGpuArchitecture",
-    "The program in the image was not built for this model of GPU.",
+    "The program in the image was not built for this model of GPU, or needs a newer one.",
     "Use an image built for this model, or choose another model by the node label nvidia.com/gpu.product.",
-    reported("ImageLacksGpuArchitecture"),
-    failing(r"no kernel image is available|is not compatible with the current PyTorch installation", _CUDA),
+    *reported("ImageLacksGpuArchitecture"),
+    failing(
+        r"no kernel image is available|is not compatible with the current PyTorch installation"
+        r"|engine plan file is generated on an incompatible device|only supported on GPUs with compute capability"
+        r"|only supports \w{1,20} GPUs or newer",
+        "CUDA, PyTorch, TensorRT, vLLM, FlashAttention",
+    ),
     severity=CauseSeverity.HIGH,
     source="CUDA error 209, `no kernel image is available for execution`",
 )
@@ -48,12 +54,12 @@ GPU_MEMORY = _running(
     "Make the batch or the model smaller, use a GPU with more memory, or check which pods share this one.",
     failing(
         r"torch\.(?:cuda\.)?OutOfMemoryError|Error Code 2: OutOfMemory"
-        r"|Device \d{1,3} OOM|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+        r"|Device \d{1,3} OOM|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
         r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
         r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
         "PyTorch, JAX, TensorFlow, TensorRT, vLLM, cuBLAS, HAMi",
     ),
-    reported("GpuMemoryExhausted"),
+    *reported("GpuMemoryExhausted"),
     source="`CUDA out of memory`; the kernel's OOM killer is not involved",
 )
 HOST_MEMORY = _running(
@@ -82,7 +88,7 @@ PROGRAM = _running(
         r"|invalid device ordinal",
         _CUDA,
     ),
-    reported("ProgramFaultOnGpu"),
+    *reported("ProgramFaultOnGpu"),
     source="CUDA errors 101, 700, 710, 716, 719",
 )
 KERNEL_TIME = _running(
@@ -91,7 +97,7 @@ KERNEL_TIME = _running(
     "If `nvidia-smi` on the node lists Disp.A On for that GPU, stop the display there, `systemctl isolate "
     "multi-user.target`, or split the kernel. Without a display: if the node's kernel log has an Xid 8 or 109 of that "
     "time, reset the GPU.",
-    reported("KernelTimedOut"),
+    *reported("KernelTimedOut"),
     source="CUDA error 702: the watchdog of displays; Xid 8",
 )
 STUB_LIBRARY = _running(
@@ -99,7 +105,7 @@ STUB_LIBRARY = _running(
     "The program loaded the stub of libcuda.so from the image's CUDA toolkit, not the driver's libcuda.so.1.",
     "Remove the toolkit's folder `stubs` from LD_LIBRARY_PATH and /etc/ld.so.conf.d of the image: it is for linking "
     "only. Then `ldconfig -p | grep libcuda` in the container lists the driver's library alone.",
-    reported("StubLibraryLoaded"),
+    *reported("StubLibraryLoaded"),
     severity=CauseSeverity.HIGH,
     source="CUDA error 34; /usr/local/cuda/lib64/stubs",
 )
@@ -108,7 +114,7 @@ UNLICENSED = _running(
     "The virtual GPU of the node has no valid licence.",
     "Give the driver its licence: a client token in /etc/nvidia/ClientConfigToken, and with the GPU operator the "
     "ConfigMap or Secret of driver.licensingConfig. `nvidia-smi -q | grep -i license` on the node shows its state.",
-    reported("VgpuUnlicensed"),
+    *reported("VgpuUnlicensed"),
     severity=CauseSeverity.HIGH,
     source="CUDA error 102",
     of_node=True,
@@ -118,7 +124,7 @@ MPS = _running(
     "The program has no working connection to the MPS server of its node.",
     "Check the MPS control daemon on the node: it must run, as the same user as the program, and its folder "
     "CUDA_MPS_PIPE_DIRECTORY must be mounted in the container. After a restart of the daemon, create the pods again.",
-    reported("MpsConnectionFails"),
+    *reported("MpsConnectionFails"),
     failing(r"MPS client failed to connect|Failed to connect to the MPS", "CUDA"),
     severity=CauseSeverity.HIGH,
     source="CUDA errors 805 to 810",
@@ -138,7 +144,7 @@ NCCL = _running(
     "The processes of a job do not reach each other: one of them ended, or the connection between them fails.",
     "Check the process that ended first: its message is the cause, the other messages are consequences. "
     "NCCL_DEBUG=INFO shows more.",
-    reported("CollectiveFails"),
+    *reported("CollectiveFails"),
     failing(
         r"NCCL WARN|NCCL error|DistBackendError"
         r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)",
@@ -153,7 +159,7 @@ CUDA_UNKNOWN = _running(
     "uses the GPU.",
     "On the node: `modprobe nvidia_uvm`, then check that /dev/nvidia-uvm exists.",
     failing(r"devices?(?:\(s\) is/| )are busy or unavailable", _CUDA),
-    reported("CudaCannotInitialize"),
+    *reported("CudaCannotInitialize"),
     severity=CauseSeverity.HIGH,
     source="CUDA errors 3, 46, 999",
     of_node=True,

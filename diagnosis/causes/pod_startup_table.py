@@ -26,7 +26,7 @@ DRIVER_NOT_LOADED = _started_on_node(
     "Load it on the node: `modprobe nvidia`. If it has no such module for its kernel, as after a kernel upgrade, build "
     "the driver again: `dkms autoinstall`, or install it anew; a driver pod does that at its restart.",
     starting(r"driver not loaded|nvml error: not loaded", _CLI),
-    reported("DriverNotLoaded"),
+    *reported("DriverNotLoaded"),
     follows=("DriverNotReady", *_FAULTY),
 )
 DRIVER_LIBRARY_MISSING = _started_on_node(
@@ -54,7 +54,7 @@ DRIVER_MISMATCH = _started_on_node(
     "Drain the node and reboot it, or reload the module: the libraries were upgraded while it was loaded.",
     starting(r"Driver/library version mismatch", _CLI),
     failing(r"Driver/library version mismatch", "NVML"),
-    reported("DriverLibraryMismatched"),
+    *reported("DriverLibraryMismatched"),
     follows=_FAULTY,
 )
 DRIVER_HANGS = _started_on_node(
@@ -62,7 +62,7 @@ DRIVER_HANGS = _started_on_node(
     "The driver does not respond in time: a GPU hangs, or its initialization takes very long.",
     "Check the kernel log for an Xid; enable persistence mode; a hanging GPU needs a reset or a reboot.",
     starting(r"driver (?:rpc )?error: (?:timed out|failed to process)", _CLI),
-    reported("DriverDoesNotAnswer"),
+    *reported("DriverDoesNotAnswer"),
     follows=_FAULTY,
 )
 IMAGE_NEEDS_DRIVER = _started(
@@ -85,7 +85,8 @@ ACCESS_DENIED = _started_on_node(
     "its cgroup refuse it.",
     "Compare the files' mode, owner and label on the node with the user of the container: `ls -lZ /dev/nvidia*`.",
     starting(r"(?:nvml|cuda) error: (insufficient permissions|os call failed|gpu access blocked)", _CLI),
-    reported("GpuAccessDenied"),
+    *reported("GpuAccessDenied"),
+    failing(r"ERR_NVGPUCTRPERM|permission to access NVIDIA GPU Performance Counters", "CUPTI, Nsight"),
     source="NVML errors 4, 17; CUDA error 304",
 )
 NO_GPU_FOUND = _running_on_node(
@@ -94,8 +95,8 @@ NO_GPU_FOUND = _running_on_node(
     "If `nvidia-smi -L` on the node lists no GPU either: keep new pods off the node, and read in its kernel log why, "
     "`dmesg | grep NVRM`. If it lists them: the allocation reached the container without a device, so create the pod "
     "again; MIG mode without instances has the same effect.",
-    failing(r"(?:\A|\n)\W{0,20}No devices were found|No NVIDIA devices (?:were )?found", "nvidia-smi"),
-    reported("DriverFindsNoGpu"),
+    failing(r"(?:\A|\n)[^\w\n]{0,20}No devices were found|No NVIDIA devices (?:were )?found", "nvidia-smi"),
+    *reported("DriverFindsNoGpu"),
     source="nvidia-smi; NVML error 28",
     follows=_FAULTY,
 )
@@ -347,7 +348,7 @@ HARDWARE = _running_on_node(
         r"|Unable to determine the device handle for (?:GPU|gpu)",
         f"{_CUDA}, nvidia-smi",
     ),
-    reported("GpuHardwareFault"),
+    *reported("GpuHardwareFault"),
     source="CUDA errors 214, 220, 226; NVML errors 14 to 16; Xid 48, 63, 64, 74, 79, 94, 95",
     follows=_FAULTY,
 )
@@ -356,7 +357,7 @@ FABRIC = _running_on_node(
     "CUDA finds the GPUs but not the NVLink switches: the fabric manager does not run, or not yet.",
     "On the node, install nvidia-fabricmanager in the driver's exact version and start it: `systemctl enable --now "
     "nvidia-fabricmanager`. If it fails, `journalctl -u nvidia-fabricmanager` shows why.",
-    reported("FabricNotReady"),
+    *reported("FabricNotReady"),
     failing(r"\berror:? 802\b", _CUDA),
     source="CUDA errors 802, 919",
 )
@@ -366,11 +367,13 @@ NOT_INJECTED = _running_on_node(
     "GpuNotInjected",
     "A GPU was allocated to a container and is missing in it: the runtime on the node did not inject it.",
     "Check the container's devices, `ls /dev/nvidia*`; then the node's toolkit, its configuration and its driver.",
-    reported("GpuNotInjected"),
+    *reported("GpuNotInjected"),
     failing(
         r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Torch not compiled with CUDA enabled"
-        r"|libcuda\.so(?:\.1)?: cannot open shared object|Failed to infer device type",
-        "PyTorch, vLLM, the dynamic loader",
+        r"|torch\.cuda\.is_available\(\) is False|Device string must not be empty|Failed to infer device type"
+        r"|libcuda\.so(?:\.1)?: cannot open shared object|No visible GPU devices|The NVIDIA Driver was not detected"
+        r"|no supported devices found for platform",
+        "PyTorch, vLLM, JAX, the dynamic loader, NVIDIA's images",
     ),
     failing(
         r"nvidia-smi: (?:command )?not found|exec: \\?\"nvidia-smi\\?\"|libnvidia-ml\.so(?:\.1)?: cannot open"

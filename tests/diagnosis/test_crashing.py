@@ -166,6 +166,14 @@ def test_exit_code_of_a_signal_names_its_cause(code: int, cause: str) -> None:
         ("Failed to initialize NVML: GPU access blocked by the operating system", "/dev/nvidia-uvm"),
         ("CUDA error: the hardware resources required to create MPS client have been exhausted", "48 clients"),
         ("uncorrectable ECC error encountered", "`kubectl cordon a`"),
+        ("RuntimeError: CUDA error: operation not supported", "expandable_segments:False"),
+        ("NCCL WARN Cuda failure 800 'operation not permitted'", "ComputeDomain"),
+        ("ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0", "`--dtype=half`"),
+        ("The engine plan file is generated on an incompatible device", "Build the TensorRT engine again"),
+        ("ERR_NVGPUCTRPERM", "SYS_ADMIN"),
+        ("NCCL WARN Bootstrap : no socket interface found", "`NCCL_SOCKET_IFNAME=eth0`"),
+        ("NCCL WARN socketStartConnect: Connect to 10.0.0.1<49152> failed : Connection refused", "NetworkPolicy"),
+        ("NCCL WARN NET/IB : Got completion from peer with error 12, transport retry counter exceeded", "GID_INDEX"),
     ],
 )
 def test_remedy_depends_on_the_error_of_a_cause(words: str, step: str) -> None:
