@@ -73,6 +73,7 @@ from diagnosis.facts.symptoms import (
     Symptom,
     ended_of,
     of_end,
+    of_events,
     of_log,
     older,
     recognised,
@@ -100,8 +101,10 @@ from healthcheck.node.state import CONDITION
 
 _MEMORY_SHARE = "nvidia.com/gpumem"
 _TEXTS = (*texts_in(TextSource.LOG, RECOGNISED), (PROGRAM, any_cuda_error()))
+_OF_NODES = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, ACCESS_DENIED, NO_GPU_FOUND)
+_BY_PROBES = frozenset((TextSource.ENDED, TextSource.LOG, TextSource.EVENT))
 COMPONENT_TEXTS = (
-    *texts_in(TextSource.LOG, (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, ACCESS_DENIED)),
+    *((cause, replace(text, sources=_BY_PROBES)) for cause, text in texts_in(TextSource.LOG, _OF_NODES)),
     (
         NOT_INJECTED,
         failing(
@@ -110,7 +113,7 @@ COMPONENT_TEXTS = (
         ),
     ),
 )
-"""Texts in the logs of components: errors of the node on which they run."""
+"""Texts in the logs of components, or in events about their probes: errors of the node on which they run."""
 _MISMATCH = re.compile(r"driver combination|DRIVER_?MISMATCH", re.IGNORECASE)
 """Text of CUDA error 803."""
 _PROBE_EVENT = re.compile(
@@ -119,6 +122,8 @@ _PROBE_EVENT = re.compile(
     re.IGNORECASE,
 )
 """Messages of the events Unhealthy and Killing."""
+_TERMINATED_WORDS = re.compile(r"KeyboardInterrupt: terminated|\bSIGTERM\b|\bsignal 15\b")
+"""Words of a program that ends on SIGTERM with an exit code of its own, as vLLM does."""
 _NO_DRIVER = re.compile(r"insufficient", re.IGNORECASE)
 """CUDA reports the same error if the container has no driver at all."""
 _JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN, NO_GPU_FOUND, KERNEL_TIME)
@@ -195,7 +200,8 @@ def _of_component(snapshot: Snapshot, pod: Pod) -> Iterator[_Crash]:
         return
     for state in pod.states:
         ended = _failure(snapshot, pod, state)
-        texts = (of_end(state, ended), *of_log(snapshot, pod, state.name)) if ended is not None else ()
+        probes = of_events(reversed(snapshot.events_of(pod)), "Unhealthy")
+        texts = (of_end(state, ended), *of_log(snapshot, pod, state.name), *probes) if ended is not None else ()
         known = recognised(COMPONENT_TEXTS, texts)
         if known is not None:
             yield _Crash(pod, state, known, node.subject)
@@ -301,14 +307,11 @@ def _probe_events(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Co
 
     A program may end itself while its probe fails: a failed probe alone does not show that the kubelet ended it.
     """
-    may_end_itself = ended.exit_code not in (*_KILLED, None)
+    texts = (of_end(state, ended), *of_log(snapshot, pod, state.name))
+    was_ended = ended.exit_code in (*_KILLED, None) or any(_TERMINATED_WORDS.search(each.text) for each in texts)
     for event in reversed(snapshot.events_of(pod)):
         found = _PROBE_EVENT.search(event.message)
-        if (
-            found is not None
-            and found["container"] in (state.name, None)
-            and (found["container"] or not may_end_itself)
-        ):
+        if found is not None and found["container"] in (state.name, None) and (found["container"] or was_ended):
             yield event.message
 
 

@@ -92,10 +92,11 @@ ACCESS_DENIED = _started_on_node(
 NO_GPU_FOUND = _running_on_node(
     "DriverFindsNoGpu",
     "The driver is loaded, but finds no GPU that it can use: it could not initialize one, or the container got none.",
-    "If `nvidia-smi -L` on the node lists no GPU either: keep new pods off the node, and read in its kernel log why, "
-    "`dmesg | grep NVRM`. If it lists them: the allocation reached the container without a device, so create the pod "
-    "again; MIG mode without instances has the same effect.",
-    failing(r"(?:\A|\n)[^\w\n]{0,20}No devices were found|No NVIDIA devices (?:were )?found", "nvidia-smi"),
+    "If `nvidia-smi -L` on the node, or in its driver pod, lists no GPU either: keep new pods off the node, and read "
+    "in its kernel log why, `dmesg | grep NVRM`. If that asks for the open kernel modules, install these; in a virtual "
+    "machine, give the GPU 64-bit memory addresses (VMware: pciPassthru.use64bitMMIO); otherwise reboot. If it lists "
+    "them, create the pod again; in MIG mode, create instances first.",
+    failing(r"(?:\A|\n|failed: )[^\w\n]{0,20}No devices were found|No NVIDIA devices (?:were )?found", "nvidia-smi"),
     *reported("DriverFindsNoGpu"),
     source="nvidia-smi; NVML error 28",
     follows=_FAULTY,
@@ -396,5 +397,5 @@ INJECTION = (
     ),
 )
 """Causes by messages of NVIDIA's toolkit and its callers while a container is created or started, in their order."""
-NODES = (*CAUSES, HARDWARE, FABRIC, NOT_INJECTED)
+NODES = (*CAUSES, HARDWARE, FABRIC, NOT_INJECTED, NO_GPU_FOUND)
 """Causes that stop components as well as GPU pods."""

@@ -220,6 +220,13 @@ def test_kill_by_a_failing_probe_is_recognised(code: int, message: str, kills: b
     assert (found == [("LivenessProbeKills", "job/team/train")]) == kills
 
 
+def test_program_that_ends_on_the_signal_of_the_kubelet_was_killed() -> None:
+    crash = crashing(end=terminated(1, "Error", "KeyboardInterrupt: terminated"))
+    fields = event(crash, "Unhealthy", UNHEALTHY.format("Startup"))
+
+    assert results(judged(node("a"), JOB, crash, fields)) == [("LivenessProbeKills", "job/team/train")]
+
+
 def test_startup_probe_that_is_too_short_is_shown_with_its_time() -> None:
     crash = crashing(end=terminated(137), containers=[LOADS])
     (problem,) = judged(node("a"), JOB, crash, event(crash, "Killing", KILLING.format("startup"))).problems
@@ -344,6 +351,19 @@ def test_crash_of_a_component_follows_from_the_fault_of_its_node(words: str, cau
 
     assert results(diagnosis) == [(cause, "node/a")]
     assert consequences(diagnosis.problems[0]) == [("DevicePluginNotReady", "node/a")]
+
+
+def test_probe_of_the_driver_shows_why_it_is_not_ready() -> None:
+    state = {"running": {"startedAt": ago(8)}}
+    last = {"lastState": {"terminated": terminated(137, minutes=9)}, "restartCount": 3}
+    states = [{"name": "main", "ready": False, "state": state, **last}]
+    driver = pod("d", 0, on="a", labels=DRIVER, states=states, age=300)
+    fails, ready = (
+        event(driver, "Unhealthy", f"Startup probe failed: {words}") for words in ("No devices were found", "")
+    )
+
+    assert results(judged(node("a"), driver, fails)) == [("DriverFindsNoGpu", "node/a")]
+    assert results(judged(node("a"), driver, ready)) == [("DriverNotReady", "node/a")]
 
 
 NO_TOOL = (
