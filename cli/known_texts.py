@@ -42,7 +42,7 @@ def findings_in(text: str, policy: Policy) -> tuple[str, ...]:
 
 
 def recognise(text: str) -> Iterator[IndexEntry | LibraryError | str]:
-    """Yield what a message is about: names of causes and reasons, errors of libraries, and the first fix."""
+    """Yield what a message is about: names of causes and reasons, errors of libraries, or a fix."""
     whole = text[-_LONGEST:]
     line = " ".join(whole.split())
     words = line.lower()
@@ -51,9 +51,11 @@ def recognise(text: str) -> Iterator[IndexEntry | LibraryError | str]:
     if is_phrase and not found:
         found = [known for known in index.texts() if words in _literal(known.pattern)]
     errors = list(_errors_in(words))
-    yield from (known.name for known in found if known.name)
+    names = [known.name for known in found if known.name]
+    yield from names
     yield from errors
-    yield from islice((_fix(known, line) for known in found if known.fix), 1)
+    if not names:
+        yield from islice((_fix(known, line) for known in found), 1)
     if is_phrase and not found and not errors:
         yield from _with_phrase(words)
 
@@ -97,7 +99,7 @@ def _errors_in(words: str) -> Iterator[LibraryError]:
 
 
 def _is_in(error: LibraryError, words: str) -> bool:
-    if any(re.search(rf"\b{name.lower()}\b", words) for name in error.names):
+    if any(re.search(rf"\b(?:nvml_)?{name.lower().removeprefix('nvml_')}\b", words) for name in error.names):
         return True
     for message in map(str.lower, error.messages):
         library = "" if message.count(" ") >= _FEW_WORDS else rf"\b{error.library.lower()}\w*\b.{{0,80}}"

@@ -20,7 +20,7 @@ from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
 from diagnosis.facts.gpu_requests import asks_for_gpus
-from diagnosis.facts.log_lines import failed_run, telling_line
+from diagnosis.facts.log_lines import failed_run, telling_lines
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
 from diagnosis.facts.quantity import amount, counted
@@ -240,10 +240,13 @@ HINTS = (
         ),
     ),
     (
-        r"(?:open|mkdir|remove|rename|unlink\w*|symlink) /\S{0,300} permission denied",
         (
-            "The container may not write to that folder of the node: allow privileged pods in its namespace, and see "
-            "whether SELinux refuses it: `ausearch -m avc -ts recent` on the node."
+            r"(?:open|mkdir|remove|rename|unlink\w*|symlink) /\S{0,300} permission denied"
+            r"|could not insert 'nvidia\S{0,20} (?:Permission denied|Operation not permitted)"
+        ),
+        (
+            "The node refuses it to the container: allow privileged pods in its namespace, and see whether SELinux "
+            "refuses it: `ausearch -m avc -ts recent` on the node."
         ),
     ),
     (
@@ -355,6 +358,34 @@ HINTS = (
     (
         "driver not loaded|communicate with the NVIDIA driver|NVIDIA-SMI has failed|modules are not yet loaded",
         "The driver's kernel module is not loaded on the node.",
+    ),
+    (
+        r"driver detected on the host: exit status 14\b",
+        (
+            "nvidia-smi ends with 14, because the infoROM of a GPU is corrupted, and the validator takes the host's "
+            "driver for absent: have the GPU repaired that nvidia-smi warns of."
+        ),
+    ),
+    (
+        "failed to validate the driver|run command 'nvidia-smi'|validate a driver container installation",
+        (
+            "The validator finds no driver. One of the host counts only with /usr/bin/nvidia-smi, which must run "
+            "there: link it to that path, or install it. One in a container: see its driver pod on the node."
+        ),
+    ),
+    (
+        "In use by another client|could not be reset|error resetting all GPU",
+        (
+            "A process still uses the GPUs: delete the node's GPU pods by name, and stop programs of the host that use "
+            "them; if the reset still fails, reboot the node."
+        ),
+    ),
+    (
+        "Insufficient Permissions",
+        (
+            "The driver refuses it to the container: for MIG, set NVIDIA_MIG_MONITOR_DEVICES=all in it and run it "
+            "privileged; with SELinux, `setsebool -P container_use_devices on` on the node."
+        ),
     ),
     (
         "creating symlink creator|create symlinks under /dev/char",
@@ -502,9 +533,9 @@ def _found(
     if unready.stage.kind is StageKind.CREATING:
         evidence += [f"{event.reason}: {event.message}" for event in warnings][:2]
     log = snapshot.logs.get((pod.subject, unready.stage.container), "")
-    if line := telling_line(log, ended=unready.stage.kind is StageKind.FAILS):
-        evidence.append(f"its log: {line}")
-    if line and role in (Role.DRIVER, Role.TOOLKIT) and unready.component.version:
+    lines = telling_lines(log, ended=unready.stage.kind is StageKind.FAILS)
+    evidence += [f"its log: {line}" for line in lines]
+    if lines and role in (Role.DRIVER, Role.TOOLKIT) and unready.component.version:
         evidence.append(f"its image: {unready.component.version}")
     if role is Role.DEVICE_PLUGIN and unready.node is not None:
         names = sorted(devices_in((*unready.node.capacity, *unready.node.allocatable)))
@@ -566,8 +597,7 @@ def _hanging(
             continue
         evidence = [f"{unready} waits in its init container {unready.stage.container}"]
         messages = snapshot.logs.get((unready.pod.subject, unready.stage.container), "")
-        if line := telling_line(messages, ended=False):
-            evidence.append(f"its log: {line}")
+        evidence += [f"its log: {line}" for line in telling_lines(messages, ended=False)]
         above = tuple(_causes_above(unready, _WAITED_FOR[unready.stage.container], subjects))
         above = tuple(pair for pair in above if pair[0] != NOT_READY[unready.component.role].name)
         advice = hint("\n".join(failed_run(messages))) or _ADVICE.get(unready.stage.container, "")

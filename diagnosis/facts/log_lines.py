@@ -1,4 +1,4 @@
-"""Find the line of a component's log that reports why it fails. Pure.
+"""Find the lines of a component's log that report why it fails. Pure.
 
 The logs of a GPU cluster have many forms: logrus and slog (level=fatal), klog (E0610 …), JSON, zap, and the plain
 output of the driver's installer, of compilers and of package managers.
@@ -15,10 +15,11 @@ _MOST_LINES = 200
 _LEVEL = re.compile(
     r"(?i:\blevel=\"?|\"(?:level|severity)\":\s*\")(?P<key>\w+)"
     r"|(?<!\w)(?P<klog>[IWEF])\d{4} \d\d:\d\d:\d\d"
-    r"|^(?:.{0,50}?[\s\[])??(?P<word>DEBUG|INFO|WARN|WARNING|ERROR|FATAL|PANIC|CRITICAL)[\]:\s]"
+    r"|^(?:.{0,50}?[\s\[])??(?P<word>DEBU|INFO|WARN|ERRO|FATA|PANI|CRIT)[A-Z]*[\[\]:\s]"
 )
 """Level of a line: the value of a key, the letter of klog, or a word in capitals near the beginning."""
-_HARMLESS = ("i", "w", "trace", "debug", "info", "notice", "warn", "warning")
+_HARMLESS = ("i", "w", "trac", "debu", "info", "noti", "warn")
+_FATAL_LEVELS = ("f", "fata", "pani", "dpan", "crit")
 _FATAL = re.compile(r"(?:^|Z )(?:panic|fatal error): |\bFATAL\b")
 _ERROR = re.compile(r"\berror(?:\[\w+\])?: |(?:^|Z )E: |\*\*\* .{0,300}(?:Error \d|Stop\.)", re.IGNORECASE)
 _MESSAGE_ERROR = re.compile(r"\bmsg=\"?Error\b")
@@ -32,28 +33,36 @@ _CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 """Reports only that an earlier step failed."""
-_NOISE = re.compile(r"(?:^|Z )\++ |debconf: |kernel/dkms\.conf|update-alternatives: |(?:^|Z )warning: ", re.IGNORECASE)
-"""Traces of a shell, and messages that a successful run prints too."""
+_NOISE = re.compile(
+    r"(?:^|Z )(?:\++ |warning: |\"[\w.-]+\": )|debconf: |kernel/dkms\.conf|update-alternatives: "
+    r"|Assertion failure: selected configuration not currently applied",
+    re.IGNORECASE,
+)
+"""Traces of a shell, settings that a program prints, and messages that a successful run prints too."""
 _BEGIN = re.compile(
     r"NVIDIA Software Installer|DRIVER_ARCH is|Starting driver uninstallation|Starting (?:nvidia-toolkit|"
-    r"nvidia-ctk-installer|NVIDIA Device Plugin|FS watcher|gpu-feature-discovery|dcgm-exporter)"
+    r"nvidia-ctk-installer|NVIDIA Device Plugin|FS watcher|gpu-feature-discovery|dcgm-exporter)|Updating to MIG config"
 )
 """First line of a run of a component."""
 _JSON = re.compile(r'"(msg|message|error|err)":\s*"((?:[^"\\]|\\.){0,2000})"')
 _FATAL_RANK, _ERROR_RANK, _TELLING_RANK, _CONSEQUENCE_RANK, _OTHER = range(5)
 
 
-def telling_line(log: str, *, ended: bool) -> str:
-    """Return the line of the last run that reports why the component fails: the worst by level, without consequences.
+def telling_lines(log: str, *, ended: bool) -> tuple[str, ...]:
+    """Return the lines of the last run that report why the component fails, without consequences.
 
-    Of equally bad lines, the first one counts if the container has ended: the others follow from it. In a container
-    that still runs, the last one describes its present state.
+    Of a container that has ended, these are its first error, from which others follow, and its first fatal error. In
+    one that still runs, the last error describes its present state.
     """
     lines = failed_run(log)
     ranks = [_rank(line) for line in lines]
     worst = min(ranks, default=_OTHER)
-    found = [line for line, rank in zip(lines, ranks, strict=True) if rank == worst] or [""]
-    return shortened(_of_json(found[0 if ended and worst != _OTHER else -1]), _LONGEST)
+    at = [number for number, rank in enumerate(ranks) if rank == worst]
+    if ended and worst <= _ERROR_RANK:
+        at = sorted({at[0], next(number for number, rank in enumerate(ranks) if rank <= _ERROR_RANK)})
+    elif at:
+        at = at[:1] if ended and worst != _OTHER else at[-1:]
+    return tuple(shortened(_of_json(lines[number]), _LONGEST) for number in at)
 
 
 def failed_run(log: str) -> list[str]:
@@ -68,14 +77,14 @@ def failed_run(log: str) -> list[str]:
 
 def _rank(line: str) -> int:
     found = _LEVEL.search(line)
-    level = (found[found.lastgroup or 0] or "").lower() if found else ""
+    level = (found[found.lastgroup or 0] or "").lower()[:4] if found else ""
     if _NOISE.search(line) or (level in _HARMLESS and not _MESSAGE_ERROR.search(line)):
         return _OTHER
     if _CONSEQUENCE.search(line):
         return _CONSEQUENCE_RANK
-    if level in ("f", "fatal", "panic", "dpanic", "critical") or _FATAL.search(line):
+    if level in _FATAL_LEVELS or _FATAL.search(line):
         return _FATAL_RANK
-    if level in ("e", "error", "err") or _ERROR.search(line) or _MESSAGE_ERROR.search(line):
+    if level in ("e", "err", "erro") or _ERROR.search(line) or _MESSAGE_ERROR.search(line):
         return _ERROR_RANK
     return _TELLING_RANK if _TELLING.search(line) else _OTHER
 

@@ -410,6 +410,7 @@ TEXTS = [
     ("CUDA error: an illegal memory access was encountered", "ProgramFaultOnGpu"),
     ("Failed to initialize NVML: Unknown Error", "GpuAccessLostAtRuntime"),
     ("misaligned address", "ProgramFaultOnGpu"),
+    ("nvml: ERROR_GPU_IS_LOST", "NVML"),
     ("NCCL error: unhandled system error", "CollectiveFails"),
     ("fell off the bus", "GpuFellOffBus"),
     ("[ 12.3] NVRM: Xid (PCI:0000:0f:00): 79, pid=1, name=python, GPU has fallen off the bus.", "Xid79"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.facts.log_lines import telling_line
+from diagnosis.facts.log_lines import telling_lines
 from tests.diagnosis.component_states import DRIVER, NAMESPACE, PLUGIN, TOOLKIT, VALIDATOR, gpu_node, operand, operator
 from tests.diagnosis.states import Object, judged, terminated
 
@@ -50,11 +50,11 @@ LINES = [
         'msg="no NVML"',
     ),
     (
-        "klog, fatal after an error",
+        "klog, an error before a fatal one",
         (
             "I1127 10:00:00.000000       1 main.go:2] failed lookups are logged\n"
-            "E1127 10:00:00.000000       1 main.go:3] retrying\n"
-            "F1127 10:00:01.000000       1 main.go:4] error creating NVML labeler"
+            "E1127 10:00:00.000000       1 main.go:3] error creating NVML labeler\n"
+            "F1127 10:00:01.000000       1 main.go:4] stopping"
         ),
         "creating NVML labeler",
     ),
@@ -83,7 +83,7 @@ LINES = [
     ),
     (
         "panic",
-        "E1127 10:00:00.000000 1 a.go:1] failed\npanic: assignment to entry in nil map\n\ngoroutine 1 [running]:",
+        "I1127 10:00:00.000000 1 a.go:1] failed\npanic: assignment to entry in nil map\n\ngoroutine 1 [running]:",
         "nil map",
     ),
     (
@@ -132,6 +132,28 @@ LINES = [
         "2026-11-27T10:00:00Z E: Unable to locate package x\n2026-11-27T10:00:00Z Failed",
         "locate package x",
     ),
+    (
+        "a log without levels, after its settings",
+        (
+            '2026/11/27 10:00:00 Starting FS watcher.\n{\n  "failOnInitError": true,\n}\n10:00:01 Loading NVML\n'
+            "10:00:01 Failed to initialize NVML: could not load NVML library.\nIf this is a GPU node, did you ..."
+        ),
+        "Failed to initialize NVML",
+    ),
+    (
+        "logrus on a terminal",
+        "INFO[0000] Error counters are read\nWARN[0001] failed once\nERRO[0002] no handler\nFATA[0003] exit status 1",
+        "no handler",
+    ),
+    (
+        "MIG manager, after its look at the present profiles",
+        (
+            'level=fatal msg="Assertion failure: selected configuration not currently applied"\n'
+            'level=error msg="\\nThe following GPUs could not be reset:\\n  GPU 0000:06.0: In use by another client"\n'
+            'level=fatal msg="Error applying MIG configuration with hooks: error resetting all GPUs: exit status 255"'
+        ),
+        "could not be reset",
+    ),
     ("without any error", "Starting\nWaiting for GPUs", "Waiting for GPUs"),
     ("nothing but a consequence", "Starting\nexit status 1\nDone", "exit status 1"),
     ("empty", "\n", ""),
@@ -139,16 +161,24 @@ LINES = [
 
 
 @pytest.mark.parametrize(("log", "line"), [row[1:] for row in LINES], ids=[row[0] for row in LINES])
-def test_telling_line_of_an_ended_run_is_its_first_and_worst(log: str, line: str) -> None:
-    found = telling_line(log, ended=True)
-    assert line in found
-    assert ("stacktrace" in found, bool(found)) == (False, bool(line))
+def test_telling_line_of_an_ended_run_is_its_first_error(log: str, line: str) -> None:
+    found = telling_lines(log, ended=True)
+    assert line in next(iter(found), "")
+    assert ("stacktrace" in "".join(found), bool(found)) == (False, bool(line))
+
+
+def test_telling_lines_of_an_ended_run_have_its_fatal_error_too() -> None:
+    log = "Error: Failed to initialize NVML\nlevel=error msg=again\nlevel=fatal msg=stopping\nlevel=fatal msg=stopped"
+    assert telling_lines(log, ended=True) == ("Error: Failed to initialize NVML", "level=fatal msg=stopping")
+    assert telling_lines("F1127 10:00:00.000000 1 a.go:1] one\nE1127 10:00:01.000000 1 a.go:2] two", ended=True) == (
+        "F1127 10:00:00.000000 1 a.go:1] one",
+    )
 
 
 def test_telling_line_of_a_running_container_is_its_last_error() -> None:
     log = 'level=error msg="no route"\nlevel=error msg="no GPU"\nlevel=info msg="again in 5 s"'
-    assert telling_line(log, ended=False) == 'level=error msg="no GPU"'
-    assert telling_line(log, ended=True) == 'level=error msg="no route"'
+    assert telling_lines(log, ended=False) == ('level=error msg="no GPU"',)
+    assert telling_lines(log, ended=True) == ('level=error msg="no route"',)
 
 
 COMPILE, MODULE, NOUVEAU = "does not compile", "of three", "The driver nouveau uses the GPU"
@@ -201,6 +231,8 @@ FIXES = [
         "error: cannot delete Pods with local storage (use --delete-emptydir-data): team/cache",
         "delete them by name",
     ),
+    (DRIVER, "modprobe: ERROR: could not insert 'nvidia': Permission denied", "SELinux"),
+    (PLUGIN, "E1127 10:00:00.000000 1 main.go:1] error getting device memory info: Insufficient Permissions", "MIG"),
     (PLUGIN, "/bin/sh: nvidia-smi: not found", "Find out why it exits"),
     (
         PLUGIN,
@@ -222,7 +254,7 @@ def test_log_of_a_crashed_component_gives_its_fix(name: str, log: str, fix: str)
 
     (problem,) = diagnosis.problems
     assert fix in problem.found.remedy[0]
-    assert problem.found.evidence[1] == f"its log: {telling_line(log, ended=True)}"
+    assert problem.found.evidence[1] == f"its log: {telling_lines(log, ended=True)[0]}"
 
 
 def test_evidence_of_a_crashed_toolkit_names_its_image() -> None:
@@ -232,11 +264,23 @@ def test_evidence_of_a_crashed_toolkit_names_its_image() -> None:
     assert "its image: v1.17.5-ubuntu20.04" in problem.found.evidence
 
 
-def test_init_container_that_waits_shows_its_log() -> None:
+WAITS = [
+    (
+        "Failed to initialize NVML: Driver/library version mismatch\ncommand failed, retrying after 5 seconds",
+        "reboot it.",
+    ),
+    ("chroot: failed to run command 'nvidia-smi': No such file\ncommand failed, retrying after 5 seconds", "/usr/bin/"),
+    ("WARN[0005] failed to validate the driver, retrying after 5 seconds", "/usr/bin/nvidia-smi"),
+    ('level=info msg="No pre-installed driver detected on the host: exit status 14"', "infoROM"),
+    ("waiting for nvidia container stack to be setup", "check the driver pod there"),
+]
+
+
+@pytest.mark.parametrize(("log", "fix"), WAITS)
+def test_init_container_that_waits_shows_its_log(log: str, fix: str) -> None:
     waits = operand(VALIDATOR, "a", stands_at="driver-validation")
     state = [entry for entry in operator(A) if entry["metadata"]["name"] != waits["metadata"]["name"]]
-    log = "Failed to initialize NVML: Driver/library version mismatch\ncommand failed, retrying after 5 seconds"
     (problem,) = judged(*state, waits, logs={(f"pod/{NAMESPACE}/{VALIDATOR}-a", "driver-validation"): log}).problems
 
-    assert problem.found.remedy[0].endswith("drain the node and reboot it.")
-    assert "its log: Failed to initialize NVML: Driver/library version mismatch" in problem.found.evidence
+    assert fix in problem.found.remedy[0]
+    assert f"its log: {log.splitlines()[0]}" in problem.found.evidence

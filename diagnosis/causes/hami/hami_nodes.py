@@ -16,7 +16,7 @@ from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import GPU, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
-from diagnosis.facts.log_lines import telling_line
+from diagnosis.facts.log_lines import telling_lines
 from diagnosis.facts.pod_stage import stage
 from diagnosis.facts.quantity import counted
 from diagnosis.hami.installation import (
@@ -232,8 +232,8 @@ def _stale(snapshot: Snapshot, node: Node, pods: Sequence[Pod]) -> FoundCause:
     evidence = [f"{node.subject}: {counted(len(node.hami.cards), 'card')} registered, {_offer(snapshot, node)}"]
     for pod in pods:
         evidence.append(f"{pod.subject}: {stage(pod, snapshot.now)}")
-        line = telling_line(snapshot.logs.get((pod.subject, "device-plugin"), ""), ended=False)
-        evidence += [f"its log: {line}"] if line else []
+        log = snapshot.logs.get((pod.subject, "device-plugin"), "")
+        evidence += [f"its log: {line}" for line in telling_lines(log, ended=False)]
     if not pods:
         evidence.append("no HAMi device plugin pod runs on the node")
     remedy = (
