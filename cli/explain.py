@@ -253,8 +253,7 @@ def _print_words(console: Screen, heading: str, meanings: Sequence[IndexEntry], 
         table.add_row("means", meaning.meaning)
         for value in _here_word(meaning, here).values():
             table.add_row("here", f"{value or 'empty'}{here.note}")
-        if meaning.more:
-            table.add_row("more", meaning.more)
+        table.add_row("more", meaning.more)
     if meanings:
         console.print(table)
 

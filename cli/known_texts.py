@@ -14,6 +14,12 @@ from healthcheck.catalog.policy import Policy
 
 NUMBERED = ("cuda", "nvml", "nccl")
 """Libraries whose errors have numbers."""
+_PAGES = {
+    "CUDA": "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
+    "NVML": "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html",
+    "NCCL": "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html",
+    "libfabric": "https://github.com/aws/aws-ofi-nccl",
+}
 _LONGEST = 16384
 _SHORTEST = 8
 """Shortest text to search for in messages, in characters; it has two words or more."""
@@ -75,7 +81,7 @@ def entry_of(error: LibraryError, note: str = "") -> IndexEntry:
     cause = f"In a cluster mostly {error.cause}." if error.cause else "Alone it indicates no cause in a cluster."
     message = f'{", ".join(error.names) or error.library}: "{" / ".join(error.messages)}".'
     meaning = " ".join(filter(None, (message, cause, note)))
-    return IndexEntry(f"{error.library} error{number}", f"an error of {error.library}", meaning, "")
+    return IndexEntry(f"{error.library} error{number}", f"an error of {error.library}", meaning, _PAGES[error.library])
 
 
 def error_names() -> Iterator[str]:

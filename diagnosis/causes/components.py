@@ -529,10 +529,11 @@ def _found(
     unready: UnreadyPod, subjects: Mapping[tuple[Role, str], str], snapshot: Snapshot, warnings: Iterable[Event]
 ) -> FoundCause:
     role, pod = unready.component.role, unready.pod
-    evidence = [f"{unready}: {unready.stage}"]
+    message = unready.stage.message.replace("\\n", "\n")  # the end of a log, if the container ended
+    evidence = [f"{unready}: {replace(unready.stage, message=shortened(message, _LONGEST))}"]
     if unready.stage.kind is StageKind.CREATING:
         evidence += [f"{event.reason}: {event.message}" for event in warnings][:2]
-    log = snapshot.logs.get((pod.subject, unready.stage.container), "")
+    log = snapshot.logs.get((pod.subject, unready.stage.container), message if "\n" in message else "")
     lines = telling_lines(log, ended=unready.stage.kind is StageKind.FAILS)
     evidence += [f"its log: {line}" for line in lines]
     if lines and role in (Role.DRIVER, Role.TOOLKIT) and unready.component.version:

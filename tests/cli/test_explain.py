@@ -369,6 +369,7 @@ def test_explain_finds_an_error_of_a_library_in_each_spelling(words: tuple[str, 
     answer = explained(*words)
 
     assert name in answer
+    assert "more https://" in answer
     assert f"docs/causes.md#{cause.lower()}" in answer
     assert not answer.startswith("Xid")
 

@@ -257,6 +257,22 @@ def test_log_of_a_crashed_component_gives_its_fix(name: str, log: str, fix: str)
     assert problem.found.evidence[1] == f"its log: {telling_lines(log, ended=True)[0]}"
 
 
+def test_end_of_the_log_in_a_pods_state_counts_as_its_log() -> None:
+    log = (
+        'level=info msg="Parsing arguments"\\n' * 30 + 'level=fatal msg="no handler"\\nlevel=error msg="exit status 1"'
+    )
+    crash = {
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": terminated(1, message=log)},
+    }
+    failing = operand(TOOLKIT, "a", states=[{"name": "main", "ready": False, "restartCount": 9, **crash}])
+    state = [entry for entry in operator(A) if entry["metadata"]["name"] != failing["metadata"]["name"]]
+    (problem,) = judged(*state, failing).problems
+
+    assert problem.found.evidence[1] == 'its log: level=fatal msg="no handler"'
+    assert len(problem.found.evidence[0]) < 600
+
+
 def test_evidence_of_a_crashed_toolkit_names_its_image() -> None:
     logs = {(f"pod/{NAMESPACE}/{TOOLKIT}-a", f"{TOOLKIT}-ctr"): 'level=fatal msg="unsupported config version: 3"'}
     (problem,) = judged(*with_log(TOOLKIT, ""), logs=logs).problems
