@@ -199,7 +199,7 @@ def _recognised(text: str, policy: Policy) -> list[Result]:
         if isinstance(found, LibraryError):
             results += _of_error(found, policy)
         else:
-            results += [found] if isinstance(found, IndexEntry) else _by_name(found, policy)
+            results += [found] if isinstance(found, IndexEntry) else _look_up(found, [], policy)
     return list(dict.fromkeys(results))[:_MOST]
 
 

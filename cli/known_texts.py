@@ -11,6 +11,7 @@ from cli import index
 from cli.index import IndexEntry
 from healthcheck.catalog.cuda_errors import LibraryError, cuda_errors, library_errors
 from healthcheck.catalog.policy import Policy
+from healthcheck.catalog.xid import xid_table
 
 NUMBERED = ("cuda", "nvml", "nccl")
 """Libraries whose errors have numbers."""
@@ -25,7 +26,11 @@ _SHORTEST = 8
 """Shortest text to search for in messages, in characters; it has two words or more."""
 _FEW_WORDS = 2
 """Messages of so few words occur everywhere: the name of the library has to precede them."""
-_NUMBERED = re.compile(r"\b(cuda|nvml|nccl)\w*\b[^\d\n]{0,24}\b(\d{1,3})\b|\berror (?:code )?(\d{3})\b", re.IGNORECASE)
+_NUMBERED = re.compile(
+    r"\b(cuda|nvml|nccl)[ _]?(?:error|failure|code|result|status)s?[ :=(]{1,3}(\d{1,3})\b(?!\.\d)"
+    r"|\bcu(?:init|da[a-z]+)\b[\w() :=]{0,40}?\b(\d{3})\b(?!\.\d)"
+)
+"""Number of an error after the name of its library, or after a function of CUDA."""
 _SHOWN = 80
 _IN_A_KERNEL_LOG = re.compile(r"NVRM: |nvidia-(?:nvswitch|modeset)|mlx5_core|NVSwitch|nvidia 0000")
 
@@ -62,7 +67,7 @@ def recognise(text: str) -> Iterator[IndexEntry | LibraryError | str]:
     yield from errors
     if not names:
         yield from islice((_fix(known, line) for known in found), 1)
-    if is_phrase and not found and not errors:
+    if is_phrase:
         yield from _with_phrase(words)
 
 
@@ -95,7 +100,7 @@ def _all() -> tuple[LibraryError, ...]:
 
 def _errors_in(words: str) -> Iterator[LibraryError]:
     """Yield the errors whose name, message or number is in the text; of messages in each other, the longest."""
-    numbers = {(library or "cuda", int(number or alone)) for library, number, alone in _NUMBERED.findall(words)}
+    numbers = {(library or "cuda", int(number or of_call)) for library, number, of_call in _NUMBERED.findall(words)}
     found = [error for error in _all() if _is_in(error, words) or (error.library.lower(), error.number) in numbers]
     shown = [message.lower() for error in found for message in error.messages if message.lower() in words]
     for error in found:
@@ -125,11 +130,14 @@ def _literal(pattern: str) -> str:
 
 
 def _with_phrase(words: str) -> Iterator[str]:
-    """Yield the names of the reasons, causes and other terms whose meaning has these words."""
+    """Yield the names of the reasons, Xids, causes and other terms whose meaning has these words."""
     for declared in index.reasons().values():
         reason = declared.reason
         if any(words in text.lower() for text in (reason.meaning, reason.action, reason.source)):
             yield reason.name
+    for row in xid_table().values():
+        if words in row.meaning.lower() or words in row.mnemonic.lower().replace("_", " "):
+            yield f"Xid{row.code}"
     for entries in index.words().values():
         if any(words in entry.meaning.lower() for entry in entries):
             yield entries[0].name

@@ -30,6 +30,20 @@ _ROOT = Path(__file__).parents[1]
 CAUSES: tuple[UnobservedCause, ...] = (*checks.CAUSES, *captures.CAUSES, *deep.CAUSES)
 """All causes why a check could not run, in the order of docs/could-not-check.md."""
 
+_NONE_FITS = r"nodes are (?:un)?available: .{0,2000}"
+_OF_EVENTS = (
+    ("kube-scheduler", rf"{_NONE_FITS}Insufficient nvidia\.com/", "GpusAllInUse"),
+    ("kube-scheduler", rf"{_NONE_FITS}Insufficient nvidia\.com/", "MoreGpusThanAnyNodeHas"),
+    ("kube-scheduler", rf"{_NONE_FITS}had (?:untolerated )?taint", "TaintNotTolerated"),
+    ("kube-scheduler", rf"{_NONE_FITS}were unschedulable", "NodeCordoned"),
+    ("kube-scheduler", rf"{_NONE_FITS}(?:node affinity/selector|match node selector)", "NodeSelectorMatchesNoNode"),
+    ("kube-scheduler", rf"{_NONE_FITS}cannot allocate all claims", "ClaimNotSatisfied"),
+    ("kube-scheduler", r"unbound (?:immediate )?PersistentVolumeClaims", "VolumeClaimNotBound"),
+    ("kubelet", r"failed (?:liveness|startup) probe|(?:Liveness|Startup) probe failed", "LivenessProbeKills"),
+    ("kubelet", r"NodePrepareResources|prepare dynamic resources", "ClaimNotPrepared"),
+    ("kubelet", r"MountVolume\.|AttachVolume\.", "VolumeNotMounted"),
+)
+"""Messages of events from which a search concludes on a cause with other facts, each with the likeliest causes."""
 _REPEATED = {
     repeated: f"{REPEATS_FROM} processes met {xid} within a day on this GPU, and on no other: suspect the GPU, and "
     "quarantine the node once it is free."
@@ -131,6 +145,8 @@ def known_texts() -> Iterator[KnownText]:
         for text in cause.texts:
             if not text.search(""):
                 yield KnownText(text.pattern, text.writer, cause.name)
+    for writer, pattern, name in _OF_EVENTS:
+        yield KnownText(pattern, writer, name)
     for declared in all_reasons():
         writer = declared.reason.source.partition(":")[0]
         for quoted in re.findall(r"`([^`]+ [^`]+)`", declared.reason.source):
