@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import pkgutil
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,7 @@ def test_a_word_is_explained_with_a_page_and_heading_that_exist() -> None:
 
 
 def test_headings_of_causes_are_those_of_our_families() -> None:
-    families = [docs._family(name) for _, name, _ in pkgutil.walk_packages(causes.__path__, f"{causes.__name__}.")]
+    families = [docs._family(name) for name in sys.modules if name.startswith(f"{causes.__name__}.")]
     headings = re.findall(r"(?m)^## (.*)$", docs.diagnoses_page())
 
     assert len(headings) > 20
