@@ -288,6 +288,17 @@ HINTS = (
         ),
     ),
     (
+        "Module nvidia not found in directory",
+        (
+            "No module of the driver is built for the node's running kernel: use a driver image for that kernel, or "
+            "build the host's driver for it."
+        ),
+    ),
+    (
+        r"Module (?:i2c_core|ipmi_\w{1,20}) not found in directory",
+        "The kernel lacks modules that the driver needs: install its extra modules (linux-modules-extra) on the node.",
+    ),
+    (
         "requires use of the NVIDIA open kernel modules",
         "This GPU needs the open kernel modules: set driver.kernelModuleType=open, or install them on the host.",
     ),
@@ -404,6 +415,15 @@ HINTS = (
     (
         "violate the pod's disruption budget",
         "A PodDisruptionBudget keeps a pod on the node: give that workload another ready pod elsewhere.",
+    ),
+    ("no space left on device", "The node's disk is full: free space there, for instance from unused images."),
+    (
+        r"no matches for kind \S{1,80} in version",
+        "A CRD is missing or too old: apply the CRDs of the chart's version; Helm does not upgrade them.",
+    ),
+    (
+        r"is forbidden: User \S{1,300} cannot",
+        "Its service account lacks the permission that the log names: apply the roles of this version's chart again.",
     ),
     (
         "too many open files",

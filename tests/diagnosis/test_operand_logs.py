@@ -233,6 +233,11 @@ FIXES = [
     ),
     (DRIVER, "modprobe: ERROR: could not insert 'nvidia': Permission denied", "SELinux"),
     (PLUGIN, "E1127 10:00:00.000000 1 main.go:1] error getting device memory info: Insufficient Permissions", "MIG"),
+    (DRIVER, "modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.8.0-45-generic", "running kernel"),
+    (DRIVER, "modprobe: FATAL: Module ipmi_msghandler not found in directory /lib/modules/6.8", "linux-modules-extra"),
+    (TOOLKIT, 'level=error msg="write /usr/local/nvidia/toolkit/x: no space left on device"', "disk is full"),
+    (PLUGIN, 'E1127 10:00:00.000000 1 a.go:1] no matches for kind "ResourceSlice" in version "x/v1"', "CRDs"),
+    (PLUGIN, 'nodes "a" is forbidden: User "system:serviceaccount:g:p" cannot get resource "nodes"', "service account"),
     (PLUGIN, "/bin/sh: nvidia-smi: not found", "Find out why it exits"),
     (
         PLUGIN,
