@@ -61,8 +61,9 @@ from diagnosis.causes.running import (
     why_without_gpu,
 )
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, explain, kubectl, logs
+from diagnosis.facts.commands import command, explain, logs
 from diagnosis.facts.components import Role, components, role_of
+from diagnosis.facts.fabric_steps import fabric_steps
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.facts.library_errors import any_cuda_error
 from diagnosis.facts.moving_pods import steps_to_move
@@ -424,6 +425,8 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
         yield from _of_hardware(snapshot, crash, node)
     elif cause is PROBE:
         yield _probe_remedy(crash)
+    elif cause is FABRIC and node is not None:
+        yield from fabric_steps(snapshot, node)
     elif cause is GPU_MEMORY and (crash.pod.shares or "HAMI" in crash.known.quote.upper()):
         yield _more_memory(crash.pod)
     else:
@@ -464,21 +467,14 @@ def _probe_remedy(crash: _Crash) -> str:
 
 def _by_component(snapshot: Snapshot, crash: _Crash) -> str:
     """Return the fix that begins with the pod on the node which provides what is missing; '' without such a pod."""
-    role = {FABRIC: Role.DRIVER, DRIVER_NOT_LOADED: Role.DRIVER, MPS: Role.MPS}.get(crash.known.cause)
+    role = {DRIVER_NOT_LOADED: Role.DRIVER, MPS: Role.MPS}.get(crash.known.cause)
     pods = (each.pod_on(crash.pod.spec.node) for each in components(snapshot) if each.role is role)
     part = next(filter(None, pods), None)
     if part is None:
         return ""
     read = logs(part.meta, "--all-containers", "--tail=100")
-    match crash.known.cause:
-        case cause if cause is FABRIC:
-            return (
-                f"The driver's container runs the fabric manager, from B200 on with NVLSM: read why it fails, {read}. "
-                "From B200 on, the host has to have loaded two modules: `modprobe -a ib_umad mlx5_ib`. When that is "
-                f"fixed, and no pod uses GPUs on the node, restart it: {kubectl('delete', part.meta)}"
-            )
-        case cause if cause is MPS:
-            return f"Read what the MPS control daemon on the node reports: {read}. {MPS.remedy}"
+    if crash.known.cause is MPS:
+        return f"Read what the MPS control daemon on the node reports: {read}. {MPS.remedy}"
     return (
         f"Read why the driver's container has not loaded its module on the node: {read}. When `nvidia-smi` works in "
         "it, the pod works from its next restart on; if it does not, create it again."
