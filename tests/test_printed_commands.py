@@ -95,6 +95,8 @@ NOT_RUN = {
     r"systemctl (enable --now|disable --now|mask) nvidia-imex": "the host's IMEX service: needs multi-node NVLink",
     r"microk8s enable nvidia": "installs an add-on from the network",
     r"apiclient set": "of Bottlerocket",
+    r"gcloud container node-pools update .*": "creates the nodes of a pool anew: a person decides",
+    r"kubectl apply -f \S+/daemonset-preloaded.yaml": "a manifest of Google's, from the network",
     r"aws \S+ .*": "asks a cloud to reboot or replace a machine",
     r"rm -rf /var/lib/gpu-healthcheck /var/log/gpu-healthcheck": "on the node's own disk; after `uninstall` alone",
     r"kubectl delete (daemonsets|roles),\S+ --all-namespaces -l \*": "all that is ours; after `uninstall` alone",

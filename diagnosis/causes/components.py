@@ -18,6 +18,7 @@ from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
 from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
 from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
+from diagnosis.facts.gke_driver import INSTALLER, installer_steps
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.log_lines import failed_run, telling_lines
@@ -590,7 +591,9 @@ def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
     known = agents or hint(texts, (*_PULL_HINTS, *HINTS) if unready.stage.reason in IMAGE else HINTS)
     if known:
         yield known
-    if unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
+    if unready.stage.container == INSTALLER:
+        yield from installer_steps(unready.node, pod)
+    elif unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
         previous = ("--previous",) if unready.stage.reason == "CrashLoopBackOff" else ()
         yield f"Find out why it exits: {logs(pod.meta, '-c', unready.stage.container, '--tail=50', *previous)}"
     else:
