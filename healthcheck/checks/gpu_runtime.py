@@ -121,7 +121,7 @@ def cdi_specs(runtime: ContainerRuntime) -> tuple[CdiSpec, ...]:
 
 def gives_gpus(runtime: ContainerRuntime) -> bool:
     """Whether the runtime can give a GPU to a pod in any way."""
-    if any(is_nvidias(name, program) for name, program in runtime.running_handlers.items()):
+    if runtime.hook or any(is_nvidias(name, program) for name, program in runtime.running_handlers.items()):
         return True
     return any(spec.problem is None for spec in cdi_specs(runtime))
 

@@ -14,8 +14,8 @@ from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
 
 MISSING = gpu_runtime.reason(
     "NvidiaRuntimeMissing",
-    "The container runtime can't give pods a GPU: the kubelet's runtime has neither an NVIDIA handler nor a CDI "
-    "specification.",
+    "The container runtime can't give pods a GPU: the kubelet's runtime has no NVIDIA handler, no CDI "
+    "specification, and no OCI hook of NVIDIA's.",
     "Add the handler with the command in the detail, which is for this distribution.",
     source='containerd: `no runtime for "nvidia" is configured`',
 )
@@ -32,7 +32,7 @@ def judge(runtime: ContainerRuntime, _: Expectation) -> Iterator[Judgement]:
         yield Observation("no NVIDIA handler by design: the device plugin mounts the driver")
         return
     yield from _not_there(runtime)
-    yield Observation(_summary(runtime), "an NVIDIA handler, or CDI")
+    yield Observation(_summary(runtime), "an NVIDIA handler, CDI, or an OCI hook of CRI-O")
 
 
 def _not_there(runtime: ContainerRuntime) -> Iterator[Finding]:
@@ -73,7 +73,8 @@ def _summary(runtime: ContainerRuntime) -> str:
     ours = [name for name, program in running.items() if is_nvidias(name, program)]
     kinds = dict.fromkeys(spec.kind or spec.path for spec in gpu_runtime.cdi_specs(runtime) if spec.problem is None)
     loaded = " as it runs" if runtime.in_force is not None else ""
-    ways = [*(f"handler {name}" for name in ours), *(f"CDI {kind}" for kind in kinds)]
+    hook = [f"OCI hook {runtime.hook}"] if runtime.hook else []
+    ways = [*(f"handler {name}" for name in ours), *(f"CDI {kind}" for kind in kinds), *hook]
     return f"{', '.join(ways) or 'none'}{loaded}"
 
 

@@ -44,7 +44,8 @@ def judge(runtime: ContainerRuntime, expected: Expectation) -> Iterator[Judgemen
 def _undefined(runtime: ContainerRuntime, classes: list[PodRuntimeClass]) -> Iterator[Finding]:
     defined = runtime.running_handlers
     by_lower = {name.lower(): name for name in defined}
-    gives_gpus = gpu_runtime.gives_gpus(runtime)  # else `nvidia-runtime` reports that the node gives none
+    # Otherwise `nvidia-runtime` reports that the node gives none. With CRI-O's hook, pods need no class.
+    gives_gpus = gpu_runtime.gives_gpus(runtime) and not runtime.hook
     # `runtime-loaded` reports a handler that is defined in the files but not loaded.
     known = {*defined, *(handler.name for handler in runtime.used.handlers)}
     for runtime_class in (each for each in classes if each.handler not in known):

@@ -15,6 +15,7 @@ from healthcheck.checks import (
     nvidia_runtime,
     nvidia_toolkit,
     runtime_binary,
+    runtime_classes,
     runtime_loaded,
     runtime_type,
 )
@@ -61,7 +62,8 @@ from tests.checks.runtimes import (
 
 FILES, LOADED, NVIDIAS = container_runtime.CHECK, runtime_loaded.CHECK, nvidia_runtime.CHECK
 DEFAULT, TYPE, BINARY = default_runtime.CHECK, runtime_type.CHECK, runtime_binary.CHECK
-CGROUP, TOOLKIT = cgroup_driver.CHECK, nvidia_toolkit.CHECK
+CGROUP, TOOLKIT, CLASSES = cgroup_driver.CHECK, nvidia_toolkit.CHECK, runtime_classes.CHECK
+HOOK = "/run/containers/oci/hooks.d/oci-nvidia-hook.json"
 GROUP = [check for check in CHECKS if check.group == "7-container-runtime"]
 OF_CONTENT = [check for check in GROUP if check not in (FILES, LOADED)]
 GIVE = give_handler(runtime(RUNC))
@@ -156,6 +158,12 @@ FOUND: list[tuple[Check, ContainerRuntime, str, str]] = [
     ),
     (LOADED, runtime(NVIDIA, RUNC, live=running(NVIDIA, RUNC, not_ready="x")), "RuntimeNotReady", f"x; {RESTART}"),
     (NVIDIAS, runtime(RUNC), "NvidiaRuntimeMissing", f"{FILE}: {GIVE}"),
+    (
+        NVIDIAS,
+        runtime(RUNC, kind=CRIO, path="/etc/crio/crio.conf"),
+        "NvidiaRuntimeMissing",
+        f"/etc/crio/crio.conf: {give_handler(runtime(RUNC, kind=CRIO))}",
+    ),
     (
         NVIDIAS,
         runtime(RUNC, definitions=defined(DROP_IN, "")),
@@ -278,6 +286,7 @@ HEALTHY: list[tuple[Check, ContainerRuntime]] = [
     (NVIDIAS, runtime(AKS)),
     (NVIDIAS, runtime(RUNC, cdi=True, cdi_specs=(SPEC,))),
     (NVIDIAS, runtime(RUNC, distribution=GKE)),
+    *((check, runtime(RUNC, kind=CRIO, hook=HOOK)) for check in (NVIDIAS, CLASSES)),
     (NVIDIAS, runtime(RUNC, definitions=defined(DROP_IN, FILE))),
     (NVIDIAS, runtime(RUNC, live=running(NVIDIA, RUNC))),
     (NVIDIAS, runtime(NVIDIA, definitions=defined(OTHERS_FILE, OTHER))),

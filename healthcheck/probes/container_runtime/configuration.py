@@ -134,6 +134,7 @@ def _observe(
         missing_imports=tuple(missing),
         others=tuple(config for config, _ in others),
         definitions=tuple(_definitions(root, own, path, kind, files, others)),
+        hook=nvidia_definitions.hook_of(own, files, kind),
         architecture=platform.machine(),
     )
     return _with_files(own, cri.with_answer(host, observed))

@@ -196,6 +196,8 @@ class ContainerRuntime(_Fact, frozen=True):
     others: tuple[str, ...] = ()
     """Configuration files of other container runtimes on the node, running or not."""
     definitions: tuple[NvidiaDefinition, ...] = ()
+    hook: str = ""
+    """OCI hook of NVIDIA's that CRI-O runs for containers of any handler; '' if there is none."""
     programs: tuple[RuntimeBinary, ...] = ()
     """Programs of the handlers in `used`, each once."""
     cdi_specs: tuple[CdiSpec, ...] = ()

@@ -25,6 +25,9 @@ PROGRAM = "nvidia-container-runtime"
 _DROP_IN_FOLDERS = ("conf.d", "config.d")
 _PROGRAM_KEYS = ("BinaryName", "Runtime", "runtime_path", "runtime_engine")
 _MOST_FILES = 64
+_HOOK_FOLDERS = ("/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d")
+"""Folders of hooks without hooks_dir in CRI-O's files (crio.conf(5), and the override folder of oci-hooks(5))."""
+_HOOK, _MOST_FOLDERS = "*nvidia*hook*.json", 16
 
 
 def is_nvidias(handler: str, program: str) -> bool:
@@ -77,6 +80,24 @@ def definitions(root: Path, files: Iterable[str], config: str, kind: str) -> Ite
     for file in files:
         for name, program in dict(_handlers(_table(root, file) or {})).items():
             yield NvidiaDefinition(printable(file), printable(name), config, kind, printable(program))
+
+
+def hook_of(root: Path, files: Iterable[str], kind: str) -> str:
+    """Return the OCI hook of NVIDIA's that the runtime reads; '' if there is none.
+
+    With it, CRI-O injects GPUs into containers of any handler. The last file with hooks_dir counts.
+    """
+    if kind != CRIO:
+        return ""
+    folders: Iterable[object] = _HOOK_FOLDERS
+    for file in files:
+        crio = (_table(root, file) or {}).get("crio")
+        runtime = crio.get("runtime") if isinstance(crio, dict) else None
+        named = runtime.get("hooks_dir") if isinstance(runtime, dict) else None
+        folders = named[:_MOST_FOLDERS] if isinstance(named, list) else folders
+    named_folders = [folder for folder in folders if isinstance(folder, str) and folder.startswith("/")]
+    hooks = (hook for folder in named_folders for hook in host_files.matches(root, f"{folder.rstrip('/')}/{_HOOK}"))
+    return printable(next(hooks, ""))
 
 
 def _handlers(table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO
-from healthcheck.probes.container_runtime.nvidia_definitions import definitions, files_of, unread_files
+from healthcheck.probes.container_runtime.nvidia_definitions import definitions, files_of, hook_of, unread_files
 from sim.container_runtime import NVIDIA_V2, NVIDIA_V3, RUNC_V2
 
 CONFIG = "/etc/containerd/config.toml"
@@ -50,6 +50,30 @@ def test_cri_o_reads_its_folder_and_not_the_one_beside_it(tmp_path: Path) -> Non
 
     assert (files, missing) == (["/etc/crio/crio.conf", own], [])
     assert unread_files(tmp_path, "/etc/crio/crio.conf", CRIO, files) == [trap]
+
+
+CRIO_FILE, CRIO_DROP_IN = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/00-default"
+USUAL, OPERATORS = (
+    "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
+    "/run/containers/oci/hooks.d/oci-nvidia-hook.json",
+)
+READS_BOTH = "[crio.runtime]\nhooks_dir = ['/usr/share/containers/oci/hooks.d', '/run/containers/oci/hooks.d']\n"
+HOOKS: list[tuple[dict[str, str], str, str]] = [
+    ({CRIO_FILE: "", USUAL: "{}"}, CRIO, USUAL),
+    ({CRIO_DROP_IN: READS_BOTH, OPERATORS: "{}"}, CRIO, OPERATORS),
+    ({CRIO_FILE: READS_BOTH, CRIO_DROP_IN: "[crio.runtime]\nhooks_dir = ['/etc/x', 7]\n", OPERATORS: "{}"}, CRIO, ""),
+    ({CRIO_FILE: "", OPERATORS: "{}"}, CRIO, ""),
+    ({CRIO_FILE: "crio = 7\n", "/usr/share/containers/oci/hooks.d/other.json": "{}"}, CRIO, ""),
+    ({CRIO_FILE: "[[", USUAL: "{}"}, CONTAINERD, ""),
+]
+
+
+@pytest.mark.parametrize(("files", "kind", "hook"), HOOKS)
+def test_hook_counts_in_the_folders_that_cri_o_reads(
+    files: dict[str, str], kind: str, hook: str, tmp_path: Path
+) -> None:
+    put(tmp_path, files)
+    assert hook_of(tmp_path, [CRIO_FILE, CRIO_DROP_IN], kind) == hook
 
 
 DEFINED = {
