@@ -13,7 +13,7 @@ from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, all_respond_since, recorded_gpus
 from diagnosis.snapshot.pods import Condition, Pod
-from healthcheck.node.state import OUR_WORD
+from healthcheck.node.state import CONDITION, OUR_WORD
 
 _reported = Family(None)
 REPORTED = _reported(
@@ -29,15 +29,14 @@ COULD_NOT_CHECK = _reported(
     severity=CauseSeverity.MEDIUM,
     source="aws/eks-node-monitoring-agent: DCGMError, issue 266; NVIDIA/NVSentinel: DCGM_CONNECTIVITY_ERROR",
 )
-_TYPES = (
-    *("NvidiaErrorReboot", "NvidiaErrorTerminate", "GPUMissing", "NVLinkStatusInactive", "XIDErrors", "IBLinkFlapping"),
-    *("GPUUnhealthy", "GpuUnhealthy", "UnhealthyNvidiaDCGMServices"),
+_OF_GPUS = re.compile(r"gpu|nvidia|nvlink|accelerat|xid|dcgm|iblink", re.IGNORECASE)
+_BAD = re.compile(
+    r"(?:Errors?|Problem|Missing|Unhealthy|Fail(?:ed|ure)?|Lost|Down|Faulty?|FallenOff\w{0,9}|Inactive|Flapping|Watch"
+    r"|Unresponsive|Reboot|Terminate)\Z|\AUnhealthyNvidiaDCGM"
 )
-_CONDITIONS = frozenset((*((kind, "True") for kind in _TYPES), ("AcceleratedHardwareReady", "False")))
-"""Conditions of HyperPod's agent, of AKS, of common configurations of node problem detectors, and of EKS."""
-_NVSENTINEL = re.compile(r"(?:Gpu|SysLogs)\w{1,60}")
-_NOT_HEALTHY = "IsNotHealthy"
-"""Types of NVSentinel's conditions, and the end of their reason while status True reports a fault."""
+_GOOD = re.compile(r"(?:Ready|Healthy)\Z")
+"""Types of conditions that report a fault with status True, or False: of EKS, AKS and HyperPod, of NVSentinel (such as
+GpuMemWatch and SysLogsXIDError), and of common configurations of node problem detectors."""
 _FAULT = re.compile(
     r"\bS?Xid|NvidiaXID|\bECC\b|\bDBE\b|double.?bit|NVLink|row.?remap|remapped row|fallen off|gpu (?:is )?lost"
     r"|retire|DCGM_FR_|DCGMHealthCode|error code \d|DCGMDiagnostic|fabric.?manager|NvidiaFabric|CountMismatch"
@@ -80,7 +79,7 @@ def find_reported(snapshot: Snapshot) -> Iterator[FoundCause]:
         if not has_gpu(node) or node.meta.deleted is not None:
             continue
         for condition in node.conditions:
-            if _reports_fault(condition) and not condition.message.startswith(OUR_WORD):  # the taint is reported
+            if _reports_fault(condition):
                 judge = _unchecked if is_failed_check(condition) else _fault
                 yield judge(snapshot, node, condition)
 
@@ -92,10 +91,10 @@ def is_failed_check(condition: Condition) -> bool:
 
 
 def _reports_fault(condition: Condition) -> bool:
-    if (condition.type, condition.status) in _CONDITIONS:
-        return True
-    of_nvsentinel = _NVSENTINEL.fullmatch(condition.type) is not None and condition.reason.endswith(_NOT_HEALTHY)
-    return of_nvsentinel and condition.status == "True"
+    if condition.type == CONDITION or condition.message.startswith(OUR_WORD):  # ours: the taint is reported
+        return False
+    kinds = {"True": _BAD, "False": _GOOD}.get(condition.status)
+    return kinds is not None and bool(kinds.search(condition.type) and _OF_GPUS.search(condition.type))
 
 
 def _fault(_: Snapshot, node: Node, condition: Condition) -> FoundCause:

@@ -9,6 +9,7 @@ from diagnosis.facts.commands import command, kubectl, pods_on
 from diagnosis.snapshot.nodes import Node
 from healthcheck.probes.container_runtime.distributions import (
     BOTTLEROCKET,
+    EKS_AL2023,
     GKE,
     K0S,
     K3S,
@@ -30,6 +31,7 @@ _DISTRIBUTIONS = (
     ("bottlerocket", BOTTLEROCKET),
     ("talos (", TALOS),
     ("-gke.", GKE),
+    ("amazon linux 2023", EKS_AL2023),
     ("node.openshift.io/os_id", OPENSHIFT),
     ("red hat enterprise linux coreos", OPENSHIFT),
 )
@@ -44,7 +46,7 @@ _DATA = {K3S: "/var/lib/rancher/k3s", RKE2: "/var/lib/rancher/rke2"}
 _CONFIGURATIONS = {
     CONTAINERD: "`containerd config dump`; often the file is NVIDIA's drop-in conf.d/99-nvidia.toml: its `version` may "
     "not be higher than that of config.toml",
-    CRIO: "`crio config` (its files: /etc/crio/crio.conf and /etc/crio/crio.conf.d)",
+    CRIO: "`crio config`; often the file is one that `nvidia-ctk` wrote: /etc/crio/crio.conf, or one in crio.conf.d",
     DOCKER: "`dockerd --validate --config-file=/etc/docker/daemon.json`",
 }
 """Commands of the runtimes that name a file that they refuse."""
@@ -126,7 +128,9 @@ def _slow_runtime(node: Node) -> Iterator[str]:
     units, kind = _runtime_units(node), runtime_kind(node)
     yield f"Find on {node.name} what keeps {kind} from answering in time: `crictl ps -a`, {_journal(node, units)}"
     yield "Find processes that hang in the kernel, such as a program on a lost GPU: `ps -eo state,pid,args | grep '^D'`"
-    yield f"If there is none, restart {kind}: `{_restart(units)}`"
+    kubelet = kubelet_unit(node)
+    also = f"; if that is not enough, the kubelet: `{_restart((kubelet,))}`" if kubelet not in units else ""
+    yield f"If there is none, restart {kind}: `{_restart(units)}`{also}"
     yield f"If there is one, only a reboot ends it: {command('kubectl', 'cordon', node.name)}, drain, reboot"
 
 

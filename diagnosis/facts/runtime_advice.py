@@ -265,7 +265,7 @@ def _by_hand(node: Node | None, config: str) -> str:
     steps = give_handler(runtime, with_operator=False)
     release = _RELEASE.match(node.kubelet) if node is not None else None
     steps = steps.replace("VERSION", release[1]) if release else steps
-    if "nvidia-ctk" in steps:
+    if steps.startswith("`nvidia-ctk"):
         return f"{_INSTALL}: {steps}"
     return f"Run on the node: {steps}" if steps.startswith("`") else f"{steps[:1].upper()}{steps[1:]}"
 

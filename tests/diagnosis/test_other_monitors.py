@@ -25,6 +25,7 @@ COULD_NOT = [
     ("GpuDcgmUnresponsive", "True", "GpuDcgmUnresponsiveIsNotHealthy", "ErrorCode:DCGM_PROBE_HANG has not returned"),
     ("GPUMissing", "True", "GPUCheck", "/opt/check_gpu.sh: line 7: nvidia-smi: command not found"),
     ("GpuUnhealthy", "True", "NvidiaSmi", 'Timeout when running plugin "/config/gpu.sh": context deadline exceeded'),
+    ("NvidiaSmiFailed", "True", "Smi", "unable to run nvidia-smi: exec: executable file not found in $PATH"),
     ("GpuUnhealthy", "True", "NvidiaSmi", "dial tcp 127.0.0.1:5555: connect: connection refused"),
 ]
 FOUND = [
@@ -39,11 +40,19 @@ FOUND = [
     ("XIDErrors", "True", "XIDErrors", "timeout after Xid 109"),
     ("GpuUnhealthy", "True", "NvidiaSmi", "Unable to determine the device handle for GPU0: timed out"),
     ("GPUMissing", "True", "GPUCheck", "expected 8 GPUs, found 7"),
+    ("NvidiaGPUProblem", "True", "RowRemap", "row remapping failure"),
+    ("NvidiaDriverReady", "False", "NotLoaded", "driver not loaded"),
 ]
 WELL = [
     ("AcceleratedHardwareReady", "True", "NvidiaAcceleratedHardwareIsReady", "DCGM connection refused before"),
     (CONNECTIVITY, "False", f"{CONNECTIVITY}IsHealthy", "No Health Failures"),
     ("GpuVendorCheck", "True", "Ready", "connection refused"),
+    ("GpuPresent", "True", "GpuPresent", "8 GPUs"),
+    ("NvidiaDriverReady", "True", "Ready", "nvidia-smi works"),
+    ("NVLinkDown", "False", "NVLinkIsUp", "all links are up"),
+    ("GpuHealthy", "False", "Xid79", "of this program's agent, whose taint is reported"),
+    ("XIDErrors", "Unknown", "Timeout", "plugin timed out"),
+    ("NTPProblem", "True", "Drift", "timed out"),
 ]
 AGENT = pod("eks-node-monitoring-agent-x7", 0, on="a", namespace="kube-system")
 ENGINE = pod("dcgm-server-k2", 0, on="a", namespace="kube-system")
@@ -67,7 +76,7 @@ def test_fault_that_another_monitor_found_stays_one(entry: tuple[str, str, str, 
     assert results(judged(reporting(entry))) == [FAULTY]
 
 
-@pytest.mark.parametrize("entry", WELL, ids=lambda entry: entry[0])
+@pytest.mark.parametrize("entry", WELL, ids=lambda entry: "-".join(entry[:2]))
 def test_condition_without_a_fault_is_no_cause(entry: tuple[str, str, str, str]) -> None:
     assert not results(judged(reporting(entry)))
 

@@ -201,6 +201,10 @@ BY_HAND: list[tuple[str, Object, str]] = [
     ),
     ("RKE2's server", {"kubelet": "v1.33.4+rke2r1", "labels": SERVER}, "`systemctl restart rke2-server`"),
     ("Bottlerocket", {"runtime": "containerd://2.1.4+bottlerocket"}, "`aws-k8s-1.33-nvidia`"),
+    (
+        *("EKS", {"system": "Amazon Linux 2023.9.20251105", "kubelet": "v1.33.4-eks-1"}),
+        f"{TO_CONTAINERD}/etc/containerd/config.toml && systemctl restart containerd`; nodeadm rewrites",
+    ),
     ("Talos", {"system": "Talos (v1.11.0)"}, "nvidia-container-toolkit-production"),
     ("GKE", {"kubelet": "v1.33.4-gke.100"}, "remove runtimeClassName from the pods"),
 ]
