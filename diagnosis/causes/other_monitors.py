@@ -71,6 +71,12 @@ _NO_ENGINE = (
     "No pod of DCGM's host engine (dcgm-server, nvidia-dcgm) is on the node: let its DaemonSet tolerate the node's "
     "taints, or give the monitor the address of the host engine that runs there"
 )
+_ACCESS = {
+    "AcceleratedHardwareReady": "values of EKS' agent: nodeAgent.dcgmAddress of the node's other host engine (the GPU "
+    "operator's: nvidia-dcgm.gpu-operator.svc:5555, with nodeAgent.dnsPolicy ClusterFirstWithHostNet) and "
+    "dcgmAgent.enabled false; or nodeAgent.monitors.nvidia.enabled false, if it is not to check GPUs",
+}
+"""Ways to give a monitor access to the GPUs; https://github.com/aws/eks-node-monitoring-agent, the chart's README."""
 
 
 def find_reported(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -115,7 +121,7 @@ def _unchecked(snapshot: Snapshot, node: Node, condition: Condition) -> FoundCau
     if all_respond_since(node, condition.since):
         evidence.append(f"{recorded_gpus(node)}, and it has no fault")
     certainty = Certainty.PROVEN if len(evidence) > 1 else Certainty.LIKELY
-    remedy = (_REPAIR, *_restart(condition, node, pods), *_compare(node, working))
+    remedy = (_REPAIR, *_restart(condition, node, pods), *_compare(condition, node, working))
     return found_on(node.subject, COULD_NOT_CHECK, evidence, remedy, certainty=certainty)
 
 
@@ -140,7 +146,7 @@ def _is_engine(pod: Pod) -> bool:
     return named or role_of(pod.meta, {}, pod.spec) is Role.DCGM
 
 
-def _compare(node: Node, working: list[Pod]) -> Iterator[str]:
+def _compare(condition: Condition, node: Node, working: list[Pod]) -> Iterator[str]:
     """Yield how to find out whether the GPUs respond, if the condition returns."""
     again = "If the condition comes back, see whether the GPUs respond"
     for pod in working[:1]:
@@ -148,7 +154,8 @@ def _compare(node: Node, working: list[Pod]) -> Iterator[str]:
         yield f"{again}, in a pod that has them: {see}"
     if not working:
         yield f"{again}: run `nvidia-smi` on {node.name}"
-    yield "If they do, only the monitor's own access is broken: two host engines on the node, port 5555, its address"
+    access = _ACCESS.get(condition.type, "its address of DCGM's host engine, its libraries, its rights")
+    yield f"If they do, fix the monitor's own access: {access}"
 
 
 SEARCHES = (Search((REPORTED, COULD_NOT_CHECK), ("Node",), find_reported),)
