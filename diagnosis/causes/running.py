@@ -20,6 +20,7 @@ from diagnosis.causes.runtime_handlers import MISSING
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command
 from diagnosis.facts.components import Role, components, is_ready, role_of
+from diagnosis.facts.crio_advice import hook_evidence
 from diagnosis.facts.gpu_nodes import is_device
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
 from diagnosis.facts.moving_pods import steps_to_move
@@ -160,6 +161,8 @@ def find_plain(snapshot: Snapshot) -> Iterator[FoundCause]:
         node = snapshot.by_node.get(pod.spec.node)
         if pod.phase != "Running" or pod.meta.deleted is not None or node is None or pod.spec.runtime_class:
             continue
+        if hook_evidence(node, toolkits(snapshot)):
+            continue
         if asks_for_gpus(pod.spec) and (message := _plain(node) or by_choice):
             together[snapshot.line(pod.meta)[-1] if classes else node.subject].append((pod, message))
     for subject, some in together.items():
@@ -238,7 +241,8 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
     written = snapshot.line(pod.meta)[-1]
     classes = [runtime_class for runtime_class in snapshot.runtime_classes if "nvidia" in runtime_class.handler]
     # Without CDI, a pod that names no class gets a GPU only if NVIDIA's runtime is the default one.
-    needs_class = not _with_cdi(snapshot) and "true" not in _default_settings(snapshot)
+    hook = hook_evidence(snapshot.by_node.get(pod.spec.node), toolkits(snapshot))
+    needs_class = not _with_cdi(snapshot) and "true" not in _default_settings(snapshot) and not hook
     if not pod.spec.runtime_class and classes and needs_class:
         there = f"{classes[0].meta.subject}: handler {classes[0].handler}"
         return MissingGpu(

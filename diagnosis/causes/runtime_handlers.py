@@ -434,8 +434,8 @@ def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> It
     targets = [(each, target) for each in toolkits(snapshot) if not is_other and (target := target_of(each))]
     written = (f"{each.subject} writes {target}" for each, target in targets)
     evidence = (*lack.quotes(), *_known_of(snapshot, node, lack), *hook, *written, *by_agent(finding))
-    proven = finding is not None or (node is not None and handlers_of(node) is not None)
-    certainty = Certainty.PROVEN if proven or lack.known is not None else Certainty.LIKELY
+    proven = finding is not None or lack.known is not None or (node is not None and handlers_of(node) is not None)
+    certainty = Certainty.PROVEN if proven and (toolkits(snapshot) or not hook) else Certainty.LIKELY
     remedy = tuple(fix_steps(snapshot, node, finding, pods=lack.pods))
     yield FoundCause(MISSING, subject, evidence, remedy, lack.affected, certainty, tuple(because))
 

@@ -19,7 +19,7 @@ from healthcheck.text.naming import named
 _HOOKS = "oci/hooks.d"
 _MODE, _RUNTIME = "CRIO_CONFIG_MODE", "RUNTIME"
 _DEPLOY = "nvidia.com/gpu.deploy.container-toolkit"
-_TEMPLATED = ("deployment", "statefulset", "daemonset", "replicaset")
+_TEMPLATED = ("deployment", "statefulset", "daemonset")
 _REMOVE = json.dumps([{"op": "remove", "path": "/spec/template/spec/runtimeClassName"}])
 _POD = json.dumps({"spec": {"nodeName": None, "runtimeClassName": None, "overhead": None}})
 _MOST_NAMED = 4

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from diagnosis.facts.crio_advice import without_class
+from diagnosis.model import Certainty
 from diagnosis.snapshot import Builder
 from sim.control_plane import ControlPlane
-from tests.diagnosis.states import NOW, Object, container, event, judged, node, obj, pod, results, waiting
+from tests.diagnosis.states import NOW, Object, container, event, judged, node, obj, pod, results, terminated, waiting
 from tests.diagnosis.test_safe_steps import run
 
 NVIDIA = obj("RuntimeClass", "nvidia", handler="nvidia")
@@ -121,6 +122,20 @@ def test_files_that_cannot_be_changed_are_not_left_to_the_operator(system: str) 
     (problem,) = judged(node("a", system=system, handlers=("", "runc")), *held(), toolkit(CONTAINERDS)).problems
     assert "helm" not in problem.found.steps[0]
     assert "its files can't be changed" in problem.found.steps[0]
+
+
+def test_hook_that_only_the_distribution_shows_is_likely() -> None:
+    certain = [judged(node("a", **OPENSHIFT), *held(), *others).problems[0] for others in ([], [toolkit()])]
+    assert [problem.found.certainty for problem in certain] == [Certainty.LIKELY, Certainty.PROVEN]
+
+
+def test_pod_without_a_gpu_is_not_sent_back_to_the_class() -> None:
+    log = "RuntimeError: Found no NVIDIA driver on your system."
+    last: Object = {"lastState": {"terminated": terminated(1, "Error", log)}, "restartCount": 9}
+    fails = pod("x", 8, on="a", phase="Running", states=[waiting("CrashLoopBackOff", "back-off", **last)])
+
+    assert results(judged(node("a", **OPENSHIFT), NVIDIA, fails)) == [("GpuNotInjected", "node/a")]
+    assert results(judged(node("a", handlers=None), NVIDIA, fails)) == [("RuntimeClassNotNamed", "pod/team/x")]
 
 
 def test_pod_without_the_class_on_such_a_node_is_no_cause() -> None:
