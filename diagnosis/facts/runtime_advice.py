@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -109,6 +110,7 @@ _OF_KINDS = {
 }
 
 
+@lru_cache(maxsize=1)
 def toolkits(snapshot: Snapshot) -> tuple[Workload, ...]:
     """Return the DaemonSets that install the toolkit on nodes.
 
