@@ -257,11 +257,11 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
     lacks: dict[tuple[str, str], _MissingHandler] = {}
     for pod in snapshot.pods:
         node = snapshot.by_node.get(pod.spec.node)
-        # While its runtime is down, all that is known about a node's handlers is older.
-        is_old = node is not None and runtime_is_down(node)
-        if not is_stuck(pod) or is_old or _is_on_its_way(snapshot, pod, node):
+        if not is_stuck(pod) or _is_on_its_way(snapshot, pod, node):
             continue
         known = _recognised(snapshot, pod)
+        if node is not None and _is_before_outage(node, known):
+            continue
         handler = _handler_of(known, classes.get(pod.spec.runtime_class), node)
         is_for_gpus = "nvidia" in f"{handler} {pod.spec.runtime_class}".lower() or asks_for_gpus(pod.spec)
         if handler and is_for_gpus and not _has_it_by_now(snapshot, node, handler, known):
@@ -269,6 +269,14 @@ def _lacks(snapshot: Snapshot) -> dict[tuple[str, str], _MissingHandler]:
             lack.pods.append(pod)
             lack.known = lack.known or known
     return lacks
+
+
+def _is_before_outage(node: Node, known: Recognised | None) -> bool:
+    """Whether all that is known about the node's handlers is older than the time since which it is not ready."""
+    since = next((condition.since for condition in node.conditions if condition.type == "Ready"), None)
+    if node.ready or since is None:
+        return False
+    return runtime_is_down(node) or (known is not None and known.symptom.at is not None and known.symptom.at < since)
 
 
 def _recognised(snapshot: Snapshot, pod: Pod) -> Recognised | None:

@@ -116,6 +116,15 @@ def test_runtime_that_is_down_is_one_problem_without_older_events() -> None:
     assert results(judged(node("a", handlers=None), waits, older)) == [("RuntimeHandlerMissing", "node/a")]
 
 
+def test_missing_handler_of_a_node_that_was_lost_since_is_no_cause() -> None:
+    waits = pod("x", on="a", phase="Pending", age=500, states=[waiting("ContainerCreating")])
+    silent = unready("Kubelet stopped posting node status.", "NodeStatusUnknown", handlers=None)  # for 300 minutes
+    older, younger = (event(waits, "FailedCreatePodSandBox", NO_HANDLER, count=9, minutes=at) for at in (400, 200))
+
+    assert results(judged(silent, waits, older)) == [("NodeNotReady", "node/a")]
+    assert ("RuntimeHandlerMissing", "node/a") in results(judged(silent, waits, younger))
+
+
 UNREADY: list[tuple[str, Object, str, str]] = [
     ("containerd", unready(DOWN), "journalctl -u containerd ", "systemctl restart containerd`"),
     ("CRI-O", unready(DOWN, runtime="cri-o://1.33.1"), "`crio config`", "systemctl restart crio`"),
