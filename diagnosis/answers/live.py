@@ -13,6 +13,7 @@ from diagnosis.causes.runtime_handlers import SEARCHES as HANDLERS
 from diagnosis.causes.unscheduled import WITHOUT_HOLDERS
 from diagnosis.causes.unscheduled.waiting import group_of
 from diagnosis.facts.components import role_of
+from diagnosis.facts.compute_domains import domain_of
 from diagnosis.facts.efa import is_rank
 from diagnosis.facts.gpu_nodes import MIG
 from diagnosis.facts.placement import asked_by
@@ -80,7 +81,8 @@ def is_settled(near: Snapshot, target: Target, pod: Pod) -> bool:
     problems = narrowed(diagnose(near), concerned(near, target)).problems
     if pod.spec.node:
         own = all(_is_own(problem, pod) and problem.found.cause not in _ACROSS_NODES for problem in problems)
-        return own and _sees_its_ranks(near, pod)
+        # A ComputeDomain is judged by its nodes and its daemons there.
+        return own and _sees_its_ranks(near, pod) and domain_of(near, pod) is None
     # Judging why a node's MIG profiles do not change needs the MIG manager's pods on that node.
     cut = pod.nominated or any(name.startswith(MIG) for name in asked_by(pod.spec))
     return bool(problems) and not cut and all(_stands_alone(problem, pod) for problem in problems)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from diagnosis.causes import (
     admission,
     components,
+    compute_domains,
     crashing,
     device_plugins,
     efa_devices,
@@ -29,7 +30,8 @@ from diagnosis.model import Cause, Search
 
 _HAMI_FAMILIES = (webhook, control_plane, hami_nodes, filtering, scheduling, allocating)
 _FAMILIES = (
-    *(admission, unscheduled, rejected, runtime_handlers, pod_startup, crashing, faulty_gpus, running, idle_gpus),
+    *(admission, unscheduled, rejected, runtime_handlers, pod_startup, compute_domains, crashing, faulty_gpus),
+    *(running, idle_gpus),
     *(nodes, components, device_plugins),
     *_HAMI_FAMILIES,
     *(node_labels, upkeep, other_monitors, efa_devices, efa_jobs, verdicts),

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.admission import refused_workloads
-from diagnosis.causes.pod_startup_table import NODES
+from diagnosis.causes.pod_startup_table import CLAIM_FAILS, NODES
 from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
 from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
 from diagnosis.facts.commands import kubectl, logs
@@ -113,6 +113,12 @@ NOT_READY: Mapping[Role, Cause] = {
     Role.DRA_DRIVER: _component(
         _high, "DraDriverNotReady", "The DRA driver does not work: claims of its devices are not prepared."
     ),
+    Role.DOMAIN_DAEMON: _high(
+        "ComputeDomainDaemonNotReady",
+        "The IMEX daemon of a ComputeDomain does not work on a node: pods there get no IMEX channel.",
+        _READ_LOG,
+        source="https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu: templates/compute-domain-daemon.tmpl.yaml",
+    ),
     Role.EFA_PLUGIN: _component(
         _medium, "EfaPluginNotReady", "The EFA device plugin does not work: no pod gets EFA devices there."
     ),
@@ -192,6 +198,7 @@ _STANDS_ON = {
     Role.VALIDATOR: (Role.DRIVER, Role.TOOLKIT, Role.CUDA_VALIDATOR, Role.DEVICE_PLUGIN),
     Role.CUDA_VALIDATOR: (Role.DRIVER, Role.TOOLKIT),
     Role.DRA_DRIVER: (Role.DRIVER, Role.TOOLKIT),
+    Role.DOMAIN_DAEMON: (Role.DRIVER, Role.TOOLKIT, Role.DRA_DRIVER),
 }
 _LONGEST = 400
 _SEARCHED = 16384
@@ -213,6 +220,18 @@ _PULL_HINTS = (
 )
 """Fixes by patterns of a failed pull. In a program's log the same words have another meaning."""
 HINTS = (
+    (
+        r"CDI container edits did not apply|/imexd/imexd\.cfg\.tmpl: no such file",
+        "CDI is off in the container runtime: set `enable_cdi = true` in containerd's configuration, and restart it.",
+    ),
+    (
+        "No matching network interface found for any IP address",
+        "The IMEX daemon's list of nodes lacks its own address: delete its pod, so that it registers its present one.",
+    ),
+    (
+        "cannot add more nodes, already at maximum",
+        "The ComputeDomain has more nodes than an IMEX domain may have: use one per NVLink clique, or a newer driver.",
+    ),
     (
         "no runtime for",
         "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart it.",
@@ -567,7 +586,9 @@ def _found(
         evidence.append(f"{unready.node.subject} offers {'no GPUs' if is_empty else shown}")
     independent = unready.stage.reason in IMAGE or unready.stage.kind is StageKind.UNPLACED
     above = () if independent else _STANDS_ON.get(role, ())
-    own = origins(NODES, unready.subject, unready.component.subject)
+    # A pod whose containers have started has its claims.
+    causes = (each for each in NODES if each is not CLAIM_FAILS or unready.stage.kind is StageKind.CREATING)
+    own = origins(causes, unready.subject, unready.component.subject)
     runtime = (
         *origins(UNLOADABLE, unready.subject),
         (ELSEWHERE.name, unready.component.subject),

@@ -20,6 +20,7 @@ from diagnosis.causes.pod_startup_table import (
     CDI_STALE,
     CDI_UNRESOLVED,
     CLAIM_API,
+    CLAIM_EVENT,
     CLAIM_FAILS,
     COMMAND_MISSING,
     CONFIG_MISSING,
@@ -89,7 +90,6 @@ _IMAGE_REASONS = frozenset(
 START_REASONS = frozenset(("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun"))
 _SANDBOX_EVENTS = ("FailedCreatePodSandBox", "NetworkNotReady", "FailedPodSandBoxStatus")
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-_CLAIM_EVENT = "FailedPrepareDynamicResources"
 _BETWEEN_FILES = re.compile(r"[;\s]+")
 """Detail of an agent's finding: `no /dev/nvidiactl; no /dev/nvidia-uvm`."""
 _PASSES = re.compile(
@@ -262,7 +262,7 @@ def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
     """
     symptoms = tuple(event for event in events if not _PASSES.search(event.text))
     for symptom in symptoms:
-        if symptom.reason == _CLAIM_EVENT:
+        if symptom.reason == CLAIM_EVENT:
             return recognised(texts_in(_EVENT, (CLAIM_API,)), (symptom,)) or _as(CLAIM_FAILS, (symptom,))
         if symptom.reason in _VOLUME_EVENTS:
             return recognised((*_CONFIG, *_VOLUMES), (each for each in symptoms if each.reason in _VOLUME_EVENTS))

@@ -277,6 +277,7 @@ VOLUME_FAILS = _runtime(
     "Follow its message: check the storage driver on the node, the host path, or the claim.",
     Signature(r"", _KUBELET, _EVENT),
 )
+CLAIM_EVENT = "FailedPrepareDynamicResources"
 CLAIM_API = _runtime_on_node(
     "ClaimApiVersionMismatched",
     "The kubelet requests ResourceClaims in an API version that the API server does not serve: the two have versions "
@@ -295,7 +296,18 @@ CLAIM_FAILS = _runtime_on_node(
     "ClaimNotPrepared",
     "The pod's claim of dynamic resource allocation is not prepared on the node.",
     "Read the log of the DRA driver's kubelet plugin on the node.",
-    follows=("DraDriverNotReady", "NetworkDraDriverNotReady"),
+    follows=("DraDriverNotReady", "NetworkDraDriverNotReady", "ImexHeldByHost", "ComputeDomainDaemonNotReady"),
+)
+IMEX_HELD = _runtime_on_node(
+    "ImexHeldByHost",
+    "The node's service nvidia-imex holds the driver's only IMEX session, so the daemon of a ComputeDomain gets none.",
+    "Stop the service and keep it off, also in the nodes' image: the driver's package enables it.",
+    Signature(
+        r"Failed to allocate Imex session|\bimex\b[^\n]{0,200}NV_ERR_IN_USE|NV_ERR_IN_USE[^\n]{0,200}\bimex\b",
+        "nvidia-imex",
+        frozenset((TextSource.EVENT, TextSource.WAITING, TextSource.ENDED, TextSource.LOG)),
+    ),
+    source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/dra-intro-install.html, ComputeDomains",
 )
 INIT_FAILS = _started(
     "InitContainerFails",
@@ -397,5 +409,5 @@ INJECTION = (
     ),
 )
 """Causes by messages of NVIDIA's toolkit and its callers while a container is created or started, in their order."""
-NODES = (*CAUSES, HARDWARE, FABRIC, NOT_INJECTED, NO_GPU_FOUND)
+NODES = (*CAUSES, HARDWARE, FABRIC, NOT_INJECTED, NO_GPU_FOUND, IMEX_HELD)
 """Causes that stop components as well as GPU pods."""

@@ -26,6 +26,8 @@ _DAEMON = tuple(
 """Tolerations that the DaemonSet controller adds to its pods."""
 _HOST_NETWORK = Toleration("node.kubernetes.io/network-unavailable", "Exists", "", "")
 _NODE_NAME = "metadata.name"
+DOMAIN_LABEL = "resource.nvidia.com/computeDomain"
+"""Label with the UID of a ComputeDomain: of its nodes, of its DaemonSet, and of the pods of that."""
 _OWNED_TESTS = ("nvidia-cuda-validator", "nvidia-device-plugin-validator")
 """Pods that the operator's validator creates and owns: they run once, and do not count as its pods."""
 _KINDS = {"daemonset": "DaemonSet", "deployment": "Deployment", "statefulset": "StatefulSet"}
@@ -50,6 +52,7 @@ class Role(Enum):
     CUDA_VALIDATOR = "CUDA validator"
     SANDBOX = "devices for virtual machines"
     DRA_DRIVER = "DRA driver"
+    DOMAIN_DAEMON = "ComputeDomain daemon"
     EFA_PLUGIN = "EFA device plugin"
     NETWORK_DRA = "network DRA driver"
     RDMA_PLUGIN = "RDMA shared device plugin"
@@ -149,6 +152,8 @@ def component_table(snapshot: Snapshot) -> tuple[ComponentRow, ...]:
 def role_of(meta: Meta, labels: Mapping[str, str], spec: PodSpec) -> Role | None:
     """Return the role by the object's labels, else by its name, else by the image that it runs."""
     words = {**labels, **meta.labels}
+    if DOMAIN_LABEL in words:
+        return Role.DOMAIN_DAEMON
     for key in ("app", "app.kubernetes.io/component", "app.kubernetes.io/name", "k8s-app", "name"):
         role = _LABELS.get((key, words.get(key, "")))
         if role is not None:

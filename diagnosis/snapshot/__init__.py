@@ -26,7 +26,14 @@ from diagnosis.snapshot.cluster_objects import (
     read_endpoints,
     read_webhooks,
 )
-from diagnosis.snapshot.dra import DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice, read_claim
+from diagnosis.snapshot.dra import (
+    ComputeDomain,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+    read_claim,
+)
 from diagnosis.snapshot.gpu_use import GpuUse
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.hami_use import ShareUse
@@ -67,6 +74,7 @@ _STRUCTS: Mapping[str, tuple[str, type[ApiObject]]] = {
     "ResourceSlice": ("slices", ResourceSlice),
     "DeviceClass": ("device_classes", DeviceClass),
     "DeviceTaintRule": ("device_rules", DeviceTaintRule),
+    "ComputeDomain": ("domains", ComputeDomain),
     "Workload": ("queued", Queued),
     "LocalQueue": ("queues", Queue),
     "ClusterQueue": ("queues", Queue),
@@ -135,6 +143,7 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     claims: tuple[ResourceClaim, ...] = ()
     device_classes: tuple[DeviceClass, ...] = ()
     device_rules: tuple[DeviceTaintRule, ...] = ()
+    domains: tuple[ComputeDomain, ...] = ()
     queued: tuple[Queued, ...] = ()
     queues: tuple[Queue, ...] = ()
     pod_groups: tuple[PodGroup, ...] = ()

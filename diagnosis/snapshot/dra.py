@@ -125,6 +125,31 @@ class DeviceTaintRule(ApiObject, frozen=True):
     """Whether the cluster's controllers have processed the rule; a served API alone does not prove that."""
 
 
+class DomainNode(Struct, frozen=True):
+    """Node in the status of a ComputeDomain, as the IMEX daemon there has registered it.
+
+    `clique` is the node's NVLink clique; '' without a fabric. `index` is None in versions of the driver without it.
+    """
+
+    name: str = ""
+    address: Annotated[str, At("ipAddress")] = ""
+    clique: Annotated[str, At("cliqueID")] = ""
+    index: int | None = None
+    status: str = ""
+
+
+class ComputeDomain(ApiObject, frozen=True):
+    """ComputeDomain of NVIDIA's DRA driver. `template`: the ResourceClaimTemplate by which pods use it.
+
+    `wanted` is the number of nodes for which its status waits; 0 if it waits for none, or in v1beta2.
+    """
+
+    wanted: Annotated[int, At("spec.numNodes")] = 0
+    template: Annotated[str, At("spec.channel.resourceClaimTemplate.name")] = ""
+    status: Annotated[str, At("status.status")] = ""
+    nodes: Annotated[tuple[DomainNode, ...], At("status.nodes")] = ()
+
+
 def read_claim(_kind: str, raw: object) -> ResourceClaim:
     """Read a ResourceClaim or a ResourceClaimTemplate."""
     template = value_at(raw, "spec", "spec") is not None

@@ -271,6 +271,7 @@ class Pod(ApiObject, frozen=True, dict=True):
         default_factory=dict
     )
     """ResourceClaim created for each of its resource claims."""
+    address: Annotated[str, At("status.podIP")] = ""
     nominated: Annotated[str, At("status.nominatedNodeName")] = ""
 
     @cached_property

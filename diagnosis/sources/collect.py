@@ -190,6 +190,7 @@ def _suspects(snapshot: Snapshot, pod: str, silent: set[str]) -> Iterator[tuple[
     every = (pod for component in components(snapshot) for pod in component.pods if pod.spec.node not in silent)
     yield from islice(_failed(pod for pod in every if not is_ready(pod) and not pod.over), _MOST_OF_COMPONENTS)
     yield from islice(_without_gpus(snapshot), _MOST_OF_COMPONENTS)
+    yield from islice(_running(_imex_daemons(snapshot, silent)), _MOST_OF_COMPONENTS)
     asked = [one for one in gpu_pods(snapshot) if pod in ("", one.subject) and one.spec.node not in silent]
     yield from _failed(asked)
     yield from _running(asked if pod else islice(_with_efa(snapshot, asked), _MOST_WITH_EFA))
@@ -202,6 +203,14 @@ def _without_gpus(snapshot: Snapshot) -> Iterator[tuple[Pod, str, bool]]:
             node = snapshot.by_node.get(pod.spec.node)
             if node is not None and node.ready and is_ready(pod) and has_nvidia(node) and not offers_gpus(node):
                 yield from ((pod, state.name, False) for state in pod.states if not state.init)
+
+
+def _imex_daemons(snapshot: Snapshot, silent: set[str]) -> Iterator[Pod]:
+    """Yield daemons of ComputeDomains that run without becoming ready: only their log shows why."""
+    every = (
+        pod for component in components(snapshot) if component.role is Role.DOMAIN_DAEMON for pod in component.pods
+    )
+    return (pod for pod in every if pod.spec.node not in silent and not is_ready(pod) and not pod.over)
 
 
 def _with_efa(snapshot: Snapshot, pods: Iterable[Pod]) -> Iterable[Pod]:

@@ -81,6 +81,7 @@ KINDS = (
     ApiKind("ResourceClaim", _DRA, "resourceclaims", versions=_DRA_VERSIONS),
     ApiKind("ResourceClaimTemplate", _DRA, "resourceclaimtemplates", versions=_DRA_VERSIONS),
     ApiKind("DeviceTaintRule", _DRA, "devicetaintrules", namespaced=False, versions=("v1", "v1beta2", "v1alpha3")),
+    ApiKind("ComputeDomain", "apis/resource.nvidia.com/{}", "computedomains", versions=("v1beta1", "v1beta2")),
     ApiKind("Workload", _KUEUE, "workloads", versions=_KUEUE_VERSIONS),
     ApiKind("LocalQueue", _KUEUE, "localqueues", versions=_KUEUE_VERSIONS),
     ApiKind("ClusterQueue", _KUEUE, "clusterqueues", namespaced=False, versions=_KUEUE_VERSIONS),

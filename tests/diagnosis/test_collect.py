@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from diagnosis.sources.collect import Collector
-from healthcheck.cluster.errors import Forbidden, Unavailable
+from healthcheck.cluster.errors import Forbidden, NotFound, Unavailable
 from tests.diagnosis.hami.hami_states import hami, hami_node
 from tests.diagnosis.served import Served
-from tests.diagnosis.states import Object, node, pod, snapshot, terminated, waiting
+from tests.diagnosis.states import Object, ago, node, pod, snapshot, terminated, waiting
 
 
 def test_collector_limits_config_maps_by_name_in_one_namespace() -> None:
@@ -77,6 +77,28 @@ def test_collector_asks_a_silent_kubelet_once() -> None:
     assert {subject for subject, _ in seen.logs} == {f"pod/team/up-{n}" for n in range(10)}
     assert not [name for name in asked if name.startswith("down")]
     assert 1 <= sum(name.startswith("gone") for name in asked) < 10
+
+
+def test_collector_reads_the_log_of_a_daemon_that_runs_without_becoming_ready() -> None:
+    label = {"resource.nvidia.com/computeDomain": "d0"}
+    unready = {"name": "main", "ready": False, "restartCount": 0, "state": {"running": {"startedAt": ago(30)}}}
+    pods = [pod("held", 0, on="a", labels=label, states=[unready]), pod("works", 0, on="a", labels=label)]
+
+    seen = Collector(lambda *_: iter(())).with_logs(snapshot(node("a"), *pods), lambda *_: "NV_ERR_IN_USE")
+
+    assert set(seen.logs) == {("pod/team/held", "main")}
+
+
+def test_collector_adds_the_served_version_to_objects_that_lack_it() -> None:
+    def objects(path: str, resource: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
+        del query
+        if resource == "resourceclaims" and "/v1beta1/" not in path:
+            raise NotFound("the server could not find the requested resource")
+        yield from ([{"metadata": {"name": "c", "namespace": "team"}}] if resource == "resourceclaims" else [])
+
+    (claim,) = Collector(objects).collect().claims
+
+    assert claim.api == "resource.k8s.io/v1beta1"
 
 
 def test_collector_paths_have_an_api_version() -> None:

@@ -209,6 +209,12 @@ DRIVERS = [
     ("mine", {}, "nvcr.io/nvidia/dra-driver-nvidia-gpu:v0.5.0", Role.DRA_DRIVER),
     ("mine", {}, "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu@sha256:0", Role.DRA_DRIVER),
     ("mine", {}, "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.0", Role.DRA_DRIVER),
+    (
+        "imex-x1",
+        {"resource.nvidia.com/computeDomain": "d0"},
+        "nvcr.io/nvidia/k8s-dra-driver-gpu:v1",
+        Role.DOMAIN_DAEMON,
+    ),
     ("nvidia-dra-validator", {"app": "nvidia-operator-validator"}, "x", Role.VALIDATOR),
     ("aws-dranet", {"k8s-app": "aws-dranet"}, "x", Role.NETWORK_DRA),
     ("mine", {}, "602401143452.dkr.ecr.us-west-2.amazonaws.com/eks/dranet:v1.2.0-eksbuild.2", Role.NETWORK_DRA),

@@ -1,0 +1,287 @@
+"""Find ComputeDomains whose pods get no IMEX channel, or whose IMEX daemons do not reach each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from diagnosis.causes.components import NOT_READY
+from diagnosis.causes.pod_startup_table import CLAIM_EVENT, IMEX_HELD
+from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
+from diagnosis.facts.commands import command, kubectl, logs
+from diagnosis.facts.components import DOMAIN_LABEL, Role, is_ready
+from diagnosis.facts.compute_domains import CLIQUE_LABEL, DomainView, claims_channel, daemon_pods, domain_views
+from diagnosis.facts.dra_drivers import controller, no_driver, plugin_on
+from diagnosis.facts.pod_stage import stage
+from diagnosis.facts.symptoms import (
+    is_stuck,
+    of_events,
+    of_log,
+    of_state,
+    older,
+    recognised,
+    scheduled_at,
+    standing_events,
+)
+from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, Search, origins
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.grouping import grouped
+from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.pods import Pod
+from healthcheck.text.naming import named
+
+_SOURCE = "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu"
+_domain = Family(Link.RUNTIME)
+DOMAIN_NOT_READY = _domain(
+    "ComputeDomainNotReady",
+    "Pods of a ComputeDomain wait for long: their nodes do not become ready in it, so they get no IMEX channel.",
+    "Check the domain's daemon on each of these nodes, then the log of the driver's controller.",
+    source=f"{_SOURCE}: `current node not ready in ComputeDomain`, issues 289 and 767",
+    follows=("ComputeDomainPeerLost",),
+)
+PEER_LOST = _domain(
+    "ComputeDomainPeerLost",
+    "The status of a ComputeDomain lacks a running IMEX daemon, or has an outdated address or a lost node: the other "
+    "daemons do not reach it.",
+    "Make the daemon's pod on that node again, so that it registers; then restart the job's pods.",
+    urgent=1,
+    source=f"{_SOURCE}/issues/1050",
+)
+INDEX = _domain(
+    "ComputeDomainIndexConflict",
+    "Two IMEX daemons of a clique have the same index, or a daemon runs with another index than the ComputeDomain's "
+    "status has: imports of GPU memory fail with `invalid resource handle`.",
+    "Make the daemons' pods with the wrong index again, then restart the job's pods.",
+    urgent=1,
+    source=f"{_SOURCE}/issues/1418",
+)
+_LASTS, _SYNCS = 10.0, 5.0
+"""Minutes after which a daemon runs, and after which it has registered: the controller compares every 2 seconds."""
+_OWN_ID = re.compile(r"Identified this node as ID (\d{1,4})\b", re.IGNORECASE)
+_MOST = 6
+_JOB = (
+    "A daemon's new pod ends the memory shares of its node: stop the job's pods that use the domain first, or restart "
+    "them afterwards. Keep the ComputeDomain itself: without it, all its daemons stop."
+)
+_PREVENT = "The driver's feature gates IMEXDaemonsWithDNSNames and ComputeDomainCliques, on since 25.12, prevent this."
+_RETRY = "The kubelet tries again by itself: the waiting pods then start. Keep the ComputeDomain."
+
+
+class Reason(Struct, frozen=True):
+    """Reason why a node is not ready in its domain, with the next step and the causes that explain it."""
+
+    text: str
+    step: str = ""
+    because_of: tuple[Origin, ...] = ()
+
+
+def find_held(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield nodes whose own IMEX service keeps the daemon of a ComputeDomain from its session."""
+    rows = tuple((IMEX_HELD, text) for text in IMEX_HELD.texts)
+    for pod in (each for some in daemon_pods(snapshot).values() for each in some if not is_ready(each)):
+        texts = [symptom for state in pod.states for symptom in (*of_state(state), *of_log(snapshot, pod, state.name))]
+        known = recognised(rows, (*texts, *of_events(standing_events(snapshot, pod))))
+        if known is not None:
+            stop = (
+                f"On {pod.spec.node}, stop the host's service: `systemctl disable --now nvidia-imex`, then `systemctl "
+                "mask nvidia-imex`. If programs outside of Kubernetes need it, use the driver's host-managed mode."
+            )
+            again = f"Then make the daemon's pod again: {kubectl('delete', pod.meta)}"
+            evidence = (f"{pod.subject}: {known}",)
+            steps = (stop, again, IMEX_HELD.remedy)
+            yield FoundCause(IMEX_HELD, f"node/{pod.spec.node}", evidence, steps, (pod.subject,))
+
+
+def find_domains(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield domains that keep their pods waiting, or whose status does not match their daemons."""
+    for view in domain_views(snapshot):
+        yield from _not_ready(snapshot, view)
+        yield from _peers(snapshot, view)
+        yield from _indexes(snapshot, view)
+
+
+def _not_ready(snapshot: Snapshot, view: DomainView) -> Iterator[FoundCause]:
+    domain = view.domain
+    waiting = [pod for pod in view.users if is_stuck(pod) and _waits_for_claim(snapshot, pod)]
+    held = [pod for pod in waiting if domain.status != "Ready" or not view.has_ready(pod.spec.node)]
+    if held:
+        yield _held(snapshot, view, held)
+    elif view.objects_missing(snapshot) and older(snapshot, domain.meta.created, _LASTS):
+        # The controller makes both objects within seconds, also without a workload.
+        evidence = f"{domain.subject} has neither a DaemonSet nor the ResourceClaimTemplate {domain.template}"
+        yield FoundCause(DOMAIN_NOT_READY, domain.subject, (evidence,), (_of_controller(snapshot),))
+
+
+def _waits_for_claim(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether the pod has waited for long for its claims, by its events, else by its containers."""
+    reasons = {event.reason for event in standing_events(snapshot, pod)} or {CLAIM_EVENT}
+    creating = all(state.waiting in ("", "ContainerCreating", "PodInitializing") for state in pod.states)
+    return creating and CLAIM_EVENT in reasons and older(snapshot, scheduled_at(pod), _LASTS)
+
+
+def _held(snapshot: Snapshot, view: DomainView, held: Sequence[Pod]) -> FoundCause:
+    domain, nodes = view.domain, view.nodes
+    ready = sum(each.status == "Ready" for each in domain.nodes)
+    evidence = [
+        f"{domain.subject}: {domain.status or 'no status'}; of its {len(domain.nodes)} nodes, {ready} are ready"
+    ]
+    names = dict.fromkeys(pod.spec.node for pod in held)
+    reasons = [reason for name in names if (reason := _of_node(snapshot, view, name)) is not None]
+    steps = [reason.step for reason in reasons[:_MOST] if reason.step]
+    if domain.wanted > len(nodes):
+        evidence.append(f"it waits for {domain.wanted} nodes (numNodes), and its pods run on {len(nodes)}")
+        steps.append(
+            f"Start workers on {domain.wanted} different nodes. numNodes can't be changed: if it is wrong, end the "
+            "job, then create domain and job again with numNodes 0, which waits for no number."
+        )
+    is_labelled = any(CLIQUE_LABEL in node.meta.labels for node in snapshot.nodes)
+    found = ((view.clique(snapshot, name), name) for name in nodes)
+    cliques = grouped((clique, name) for clique, name in found if clique or is_labelled)
+    if len(cliques) > 1:
+        shown = "; ".join(f"{clique or 'none'}: {named(some, _MOST)}" for clique, some in cliques.items())
+        evidence.append(f"its nodes have different NVLink cliques, and memory is shared within one only: {shown}")
+    certainty = Certainty.PROVEN if steps else Certainty.LIKELY
+    return FoundCause(
+        DOMAIN_NOT_READY,
+        domain.subject,
+        (*evidence, *(reason.text for reason in reasons)),
+        (*(dict.fromkeys(steps) or [_of_controller(snapshot)]), _RETRY),
+        tuple(pod.subject for pod in held),
+        certainty,
+        tuple(origin for reason in reasons for origin in reason.because_of),
+    )
+
+
+def _of_node(snapshot: Snapshot, view: DomainView, name: str) -> Reason | None:
+    """Return why the node is not ready in the domain; None if no object shows a reason."""
+    node, daemon = snapshot.by_node.get(name), view.daemons.get(name)
+    if node is not None and not node.ready:
+        return Reason(f"{node.subject} is not ready", because_of=origins((NODE_NOT_READY,), node.subject))
+    if daemon is not None and not is_ready(daemon):
+        because = origins((IMEX_HELD, NOT_READY[Role.DOMAIN_DAEMON]), f"node/{name}", *snapshot.line(daemon.meta)[1:])
+        look = f"Read the log of the daemon on {name}: {logs(daemon.meta, '--tail=100')}"
+        return Reason(f"{daemon.subject} on node/{name}: {stage(daemon, snapshot.now)}", look, because)
+    if daemon is not None and not view.has_ready(name):
+        state = "is NotReady in the domain's status" if name in view.registered else "is not in the domain's status"
+        return Reason(f"{daemon.subject} is ready, and node/{name} {state}", _again(daemon))
+    return _without_daemon(snapshot, view, node) if daemon is None and node is not None else None
+
+
+def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason:
+    """Return what stopped before the daemon: the driver's plugin, the label that it sets, or the DaemonSet."""
+    label, uid, none = node.meta.labels.get(DOMAIN_LABEL, ""), view.domain.meta.uid, f"{node.subject} has no daemon"
+    plugin = plugin_on(snapshot, node.name)
+    if label == uid:
+        made = next((each for each in snapshot.daemon_sets if each.meta.labels.get(DOMAIN_LABEL) == uid), None)
+        look = f"Find out why it has no pod on {node.name}: {kubectl('describe', made.meta)}" if made else ""
+        return Reason(f"{none}, and has the domain's label", look or _of_controller(snapshot))
+    if label and (other := next((each for each in snapshot.domains if each.meta.uid == label), None)) is not None:
+        step = f"Wait until the pods of {other.subject} on {node.name} have ended, or use another node."
+        return Reason(f"{none}: it is in {other.subject}, and can be in one domain only", step)
+    if label:
+        remove = command("kubectl", "label", "node", node.name, f"{DOMAIN_LABEL}-")
+        return Reason(f"{none}: it has the label of a domain that is gone, {label}", f"Remove that label: {remove}")
+    if plugin is None or not is_ready(plugin):
+        because = origins((NOT_READY[Role.DRA_DRIVER],), node.subject)
+        return Reason(
+            f"{none}: no kubelet plugin of the DRA driver works there", no_driver(snapshot, node.name), because
+        )
+    return Reason(
+        f"{none}: it lacks the label {DOMAIN_LABEL}={uid}, which {plugin.subject} sets",
+        f"Read why the driver does not label {node.name}: {logs(plugin.meta, '--all-containers', '--tail=100')}; then "
+        f"make its pod again: {kubectl('delete', plugin.meta)}",
+    )
+
+
+def _peers(snapshot: Snapshot, view: DomainView) -> Iterator[FoundCause]:
+    """Yield running daemons without a right entry in the status, and entries of lost nodes."""
+    evidence: list[str] = []
+    steps: list[str] = []
+    lost: list[Origin] = []
+    for name, daemon in view.daemons.items():
+        entry, node = view.registered.get(name), snapshot.by_node.get(name)
+        if node is not None and not node.ready:
+            continue  # its pods' states are old
+        has_run = any(state.running and older(snapshot, state.started, _SYNCS) for state in daemon.states)
+        if view.registered and has_run and daemon.address and (entry is None or entry.address != daemon.address):
+            there = f"has {entry.address or 'no address'} for it" if entry is not None else f"lacks node/{name}"
+            evidence.append(f"{daemon.subject} runs with {daemon.address}, and the domain's status {there}")
+            steps.append(_again(daemon))
+    for name in view.registered if snapshot.sees("Node") else ():
+        node, daemon_there = snapshot.by_node.get(name), view.daemons.get(name)
+        if node is None:
+            evidence.append(f"node/{name} is in the domain's status, and does not exist")
+            steps.append(_again(daemon_there) if daemon_there is not None else _of_controller(snapshot))
+        elif not node.ready and older(snapshot, getattr(node.condition("Ready"), "since", None), _SYNCS):
+            evidence.append(f"{node.subject} is in the domain's status, and is not ready")
+            steps.append(f"Restore {node.name}, or move the job's pods away from it.")
+            lost += origins((NODE_NOT_READY,), node.subject)
+    if evidence:
+        users = tuple(pod.subject for pod in view.users)
+        yield FoundCause(
+            PEER_LOST,
+            view.domain.subject,
+            tuple(evidence),
+            (*dict.fromkeys(steps), _JOB, _PREVENT),
+            users,
+            because_of=tuple(lost) if len(lost) == len(evidence) else (),
+        )
+
+
+def _indexes(snapshot: Snapshot, view: DomainView) -> Iterator[FoundCause]:
+    """Yield daemons that share an index, or whose log shows another one than the status."""
+    evidence: list[str] = []
+    steps: list[str] = []
+    first: dict[tuple[str, int], str] = {}
+    for name, entry in view.registered.items():
+        if not entry.clique or entry.index is None or entry.index < 0:
+            continue  # without a fabric, no daemon uses its index
+        daemon = view.daemons.get(name)
+        holder, own = first.setdefault((entry.clique, entry.index), name), _own_id(snapshot, daemon)
+        if holder != name:
+            evidence.append(f"node/{holder} and node/{name} both have index {entry.index} in clique {entry.clique}")
+        elif own not in (None, entry.index):
+            evidence.append(f"the daemon on node/{name} runs as ID {own}, and the status has index {entry.index}")
+        else:
+            continue
+        find = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", f"{DOMAIN_LABEL}={view.domain.meta.uid}")
+        steps.append(_again(daemon) if daemon is not None else f"Find the daemon's pod on {name}: {find}")
+    if evidence:
+        users = tuple(pod.subject for pod in view.users)
+        yield FoundCause(INDEX, view.domain.subject, tuple(evidence), (*dict.fromkeys(steps), _JOB, _PREVENT), users)
+
+
+def _own_id(snapshot: Snapshot, daemon: Pod | None) -> int | None:
+    """Return the ID with which the IMEX daemon has started last, from its log."""
+    if daemon is None:
+        return None
+    texts = (symptom.text for state in daemon.states for symptom in of_log(snapshot, daemon, state.name))
+    found = [number for text in texts for number in _OWN_ID.findall(text)]
+    return int(found[-1]) if found else None
+
+
+def _again(daemon: Pod) -> str:
+    return f"Make the daemon's pod on {daemon.spec.node} again, so that it registers: {kubectl('delete', daemon.meta)}"
+
+
+def _of_controller(snapshot: Snapshot) -> str:
+    """Return the step that shows what the driver's controller does not do."""
+    pod = controller(snapshot)
+    if pod is None:
+        return (
+            "Read the log of the DRA driver's controller, the pod of the Deployment whose name ends with `controller`."
+        )
+    log = logs(pod.meta, "--tail=100")
+    return f"Read the log of the driver's controller: {log}; then make its pod again: {kubectl('delete', pod.meta)}"
+
+
+def _concerns(snapshot: Snapshot) -> bool:
+    return bool(snapshot.domains) or any(pod.spec.claims and claims_channel(snapshot, pod) for pod in snapshot.pods)
+
+
+SEARCHES = (
+    Search((IMEX_HELD,), ("Pod",), find_held),
+    Search((DOMAIN_NOT_READY, PEER_LOST, INDEX), ("ComputeDomain", "Pod"), find_domains, _concerns),
+)
