@@ -30,8 +30,17 @@ _NOT_OURS = re.compile(
     r"resourceclaims\S{0,40} \S{1,260} not found|: not allocated|is not allowed to use resource ?claim", re.IGNORECASE
 )
 """Texts of the kubelet about a claim that was deleted, or is not allocated or reserved for the pod."""
-_HOST_IMEX = "host nvidia-imex daemon readiness"
-"""Text of NVIDIA's driver in its host-managed mode."""
+_KNOWN = {
+    "the server could not find the requested resource": (
+        f"The DRA driver requests a version of {_API} that the API server does not serve: use a release of the driver "
+        f"for this version of Kubernetes. List the served versions: `kubectl get --raw /apis/{_API}`"
+    ),
+    "host nvidia-imex daemon readiness": (
+        "The driver is set to use the host's IMEX service. On the node, check `systemctl status nvidia-imex` and "
+        "/etc/nvidia-imex/nodes_config.cfg, then start it: `systemctl enable --now nvidia-imex`"
+    ),
+}
+"""Steps by texts of the DRA driver."""
 _OF_DOMAINS = ("ComputeDomainNotReady", "ComputeDomainPeerLost")
 _NOT_IN_DOMAIN = re.compile(r"not ready in ComputeDomain|ComputeDomain (?:is )?not Ready", re.IGNORECASE)
 
@@ -54,10 +63,11 @@ def _of_versions(snapshot: Snapshot, found: FoundCause, name: str) -> FoundCause
     requested = next((version for first, version in _REQUESTED if minor >= first), "")
     listed = {claim.api.removeprefix(f"{_API}/") for claim in snapshot.claims}
     served = next((version for version in reversed(_VERSIONS) if version in listed), "")
-    of_server = f"lists them in {_API}/{served}" if served else "lists them in a version that is not visible"
-    evidence = (
-        f"node/{name}: kubelet {kubelet} requests claims of {_API}/{requested or '?'}; the API server {of_server}"
+    asks = (
+        f"kubelet {kubelet} requests claims of {_API}/{requested}" if requested else "its kubelet's version is unknown"
     )
+    lists = f"lists them in {_API}/{served}" if served else "lists them in a version that is not visible"
+    evidence = f"node/{name}: {asks}; the API server {lists}"
     steps = [f"List the versions that the API server serves: {command('kubectl', 'get', '--raw', f'/apis/{_API}')}"]
     is_skew = bool(requested and served) and requested != served
     if not is_skew:
@@ -90,11 +100,8 @@ def _steps(snapshot: Snapshot, pod: Pod, text: str) -> Iterator[str]:
         yield from make_again(snapshot, [pod])
     elif unregistered := _UNREGISTERED.search(text):
         yield from _register(snapshot, node, role, unregistered[1])
-    elif _HOST_IMEX in text:
-        yield (
-            f"The driver is set to use the host's IMEX service. On {node}, check `systemctl status nvidia-imex` and "
-            "/etc/nvidia-imex/nodes_config.cfg, then start it: `systemctl enable --now nvidia-imex`"
-        )
+    elif known := next((step for words, step in _KNOWN.items() if words in text), ""):
+        yield known
     elif _NOT_IN_DOMAIN.search(text):
         there = (each for some in daemon_pods(snapshot).values() for each in some if each.spec.node == node)
         daemon = next(there, None)

@@ -229,6 +229,10 @@ HINTS = (
         "The IMEX daemon's list of nodes lacks its own address: delete its pod, so that it registers its present one.",
     ),
     (
+        "Imex session|NV_ERR_IN_USE",
+        "Another IMEX daemon of the node holds the only session: the host's nvidia-imex, or another ComputeDomain's.",
+    ),
+    (
         "cannot add more nodes, already at maximum",
         "The ComputeDomain has more nodes than an IMEX domain may have: use one per NVLink clique, or a newer driver.",
     ),

@@ -11,7 +11,7 @@ from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.pod_startup_table import CLAIM_EVENT, IMEX_HELD
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.facts.commands import command, kubectl, logs
-from diagnosis.facts.components import DOMAIN_LABEL, Role, is_ready
+from diagnosis.facts.components import DOMAIN_LABEL, Role, components, is_ready
 from diagnosis.facts.compute_domains import CLIQUE_LABEL, DomainView, claims_channel, daemon_pods, domain_views
 from diagnosis.facts.dra_drivers import controller, no_driver, plugin_on
 from diagnosis.facts.pod_stage import stage
@@ -60,6 +60,11 @@ INDEX = _domain(
 _LASTS, _SYNCS = 10.0, 5.0
 """Minutes after which a daemon runs, and after which it has registered: the controller compares every 2 seconds."""
 _OWN_ID = re.compile(r"Identified this node as ID (\d{1,4})\b", re.IGNORECASE)
+_DNS_PREFIX = "compute-domain-daemon-"
+"""Names of the daemons in IMEX' list of nodes, which end with the index. A list of addresses has its own order."""
+_DNS_NAME = re.compile(_DNS_PREFIX + r"(?:[0-9a-f]{1,40}-)?(\d{4}) -> ([0-9a-fA-F.:]{2,45})")
+_HELD = tuple((IMEX_HELD, text) for text in IMEX_HELD.texts)
+_IMEX_ROLES = (Role.DOMAIN_DAEMON, Role.DRA_DRIVER)
 _MOST = 6
 _JOB = (
     "A daemon's new pod ends the memory shares of its node: stop the job's pods that use the domain first, or restart "
@@ -75,31 +80,45 @@ class Reason(Struct, frozen=True):
     text: str
     step: str = ""
     because_of: tuple[Origin, ...] = ()
+    certainty: Certainty = Certainty.PROVEN
 
 
 def find_held(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes whose own IMEX service keeps the daemon of a ComputeDomain from its session."""
-    rows = tuple((IMEX_HELD, text) for text in IMEX_HELD.texts)
-    for pod in (each for some in daemon_pods(snapshot).values() for each in some if not is_ready(each)):
+    daemons = (pod for each in components(snapshot) if each.role in _IMEX_ROLES for pod in each.pods)
+    logged = (snapshot.pod[subject] for subject, _ in snapshot.logs if subject in snapshot.pod)
+    for pod in {pod.subject: pod for pod in (*daemons, *logged)}.values():
+        node = pod.spec.node
         texts = [symptom for state in pod.states for symptom in (*of_state(state), *of_log(snapshot, pod, state.name))]
-        known = recognised(rows, (*texts, *of_events(standing_events(snapshot, pod))))
-        if known is not None:
+        known = recognised(_HELD, (*texts, *of_events(standing_events(snapshot, pod)))) if not is_ready(pod) else None
+        others = (each for some in daemon_pods(snapshot).values() for each in some if each.spec.node == node)
+        # The session may be that of another domain's daemon, which is ending.
+        if known is not None and node and not pod.over and all(each.subject == pod.subject for each in others):
             stop = (
-                f"On {pod.spec.node}, stop the host's service: `systemctl disable --now nvidia-imex`, then `systemctl "
-                "mask nvidia-imex`. If programs outside of Kubernetes need it, use the driver's host-managed mode."
+                f"On {node}, stop the host's service: `systemctl disable --now nvidia-imex`, then `systemctl mask "
+                "nvidia-imex`. If programs outside of Kubernetes need it, use the driver's host-managed mode."
             )
             again = f"Then make the daemon's pod again: {kubectl('delete', pod.meta)}"
-            evidence = (f"{pod.subject}: {known}",)
             steps = (stop, again, IMEX_HELD.remedy)
-            yield FoundCause(IMEX_HELD, f"node/{pod.spec.node}", evidence, steps, (pod.subject,))
+            yield FoundCause(IMEX_HELD, f"node/{node}", (f"{pod.subject}: {known}",), steps, (pod.subject,))
 
 
 def find_domains(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield domains that keep their pods waiting, or whose status does not match their daemons."""
     for view in domain_views(snapshot):
         yield from _not_ready(snapshot, view)
-        yield from _peers(snapshot, view)
-        yield from _indexes(snapshot, view)
+        for cause, reasons in ((PEER_LOST, [*_lost(snapshot, view)]), (INDEX, [*_misnumbered(snapshot, view)])):
+            if reasons:
+                is_beneath = all(reason.because_of for reason in reasons)
+                yield FoundCause(
+                    cause,
+                    view.domain.subject,
+                    tuple(reason.text for reason in reasons),
+                    (*dict.fromkeys(reason.step for reason in reasons), _JOB, _PREVENT),
+                    tuple(pod.subject for pod in view.users),
+                    max(reason.certainty for reason in reasons),
+                    tuple(origin for reason in reasons for origin in reason.because_of) if is_beneath else (),
+                )
 
 
 def _not_ready(snapshot: Snapshot, view: DomainView) -> Iterator[FoundCause]:
@@ -195,71 +214,55 @@ def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason:
     )
 
 
-def _peers(snapshot: Snapshot, view: DomainView) -> Iterator[FoundCause]:
+def _lost(snapshot: Snapshot, view: DomainView) -> Iterator[Reason]:
     """Yield running daemons without a right entry in the status, and entries of lost nodes."""
-    evidence: list[str] = []
-    steps: list[str] = []
-    lost: list[Origin] = []
-    for name, daemon in view.daemons.items():
-        entry, node = view.registered.get(name), snapshot.by_node.get(name)
-        if node is not None and not node.ready:
-            continue  # its pods' states are old
-        has_run = any(state.running and older(snapshot, state.started, _SYNCS) for state in daemon.states)
-        if view.registered and has_run and daemon.address and (entry is None or entry.address != daemon.address):
+    for name in dict.fromkeys((*view.registered, *view.daemons)):
+        entry, daemon, node = view.registered.get(name), view.daemons.get(name), snapshot.by_node.get(name)
+        if node is None and snapshot.sees("Node"):
+            step = _again(daemon) if daemon is not None else _of_controller(snapshot)
+            yield Reason(f"node/{name} is in the domain, and does not exist", step)
+        elif node is not None and not node.ready:
+            because = origins((NODE_NOT_READY,), node.subject)
+            if older(snapshot, getattr(node.condition("Ready"), "since", None), _SYNCS):
+                step = f"Restore {name}, or move the job's pods away from it."
+                yield Reason(f"{node.subject} is in the domain, and is not ready", step, because)
+        elif daemon is not None and view.registered and _has_run(snapshot, daemon) and daemon.address:
             there = f"has {entry.address or 'no address'} for it" if entry is not None else f"lacks node/{name}"
-            evidence.append(f"{daemon.subject} runs with {daemon.address}, and the domain's status {there}")
-            steps.append(_again(daemon))
-    for name in view.registered if snapshot.sees("Node") else ():
-        node, daemon_there = snapshot.by_node.get(name), view.daemons.get(name)
-        if node is None:
-            evidence.append(f"node/{name} is in the domain's status, and does not exist")
-            steps.append(_again(daemon_there) if daemon_there is not None else _of_controller(snapshot))
-        elif not node.ready and older(snapshot, getattr(node.condition("Ready"), "since", None), _SYNCS):
-            evidence.append(f"{node.subject} is in the domain's status, and is not ready")
-            steps.append(f"Restore {node.name}, or move the job's pods away from it.")
-            lost += origins((NODE_NOT_READY,), node.subject)
-    if evidence:
-        users = tuple(pod.subject for pod in view.users)
-        yield FoundCause(
-            PEER_LOST,
-            view.domain.subject,
-            tuple(evidence),
-            (*dict.fromkeys(steps), _JOB, _PREVENT),
-            users,
-            because_of=tuple(lost) if len(lost) == len(evidence) else (),
-        )
+            if entry is None or entry.address != daemon.address:
+                text = f"{daemon.subject} runs with {daemon.address}, and the domain's status {there}"
+                yield Reason(text, _again(daemon))
+        elif daemon is None and node is not None and any(_has_run(snapshot, pod) for pod in view.users_on(name)):
+            yield _without_daemon(snapshot, view, node)
 
 
-def _indexes(snapshot: Snapshot, view: DomainView) -> Iterator[FoundCause]:
+def _has_run(snapshot: Snapshot, pod: Pod) -> bool:
+    return any(state.running and older(snapshot, state.started, _SYNCS) for state in pod.states)
+
+
+def _misnumbered(snapshot: Snapshot, view: DomainView) -> Iterator[Reason]:
     """Yield daemons that share an index, or whose log shows another one than the status."""
-    evidence: list[str] = []
-    steps: list[str] = []
     first: dict[tuple[str, int], str] = {}
-    for name, entry in view.registered.items():
-        if not entry.clique or entry.index is None or entry.index < 0:
-            continue  # without a fabric, no daemon uses its index
-        daemon = view.daemons.get(name)
-        holder, own = first.setdefault((entry.clique, entry.index), name), _own_id(snapshot, daemon)
-        if holder != name:
-            evidence.append(f"node/{holder} and node/{name} both have index {entry.index} in clique {entry.clique}")
-        elif own not in (None, entry.index):
-            evidence.append(f"the daemon on node/{name} runs as ID {own}, and the status has index {entry.index}")
-        else:
+    # Without a fabric, no daemon uses its index.
+    entries = [one for one in view.registered.values() if one.clique and one.index is not None and one.index >= 0]
+    for entry in entries:
+        holder, daemon = first.setdefault((entry.clique, entry.index or 0), entry.name), view.daemons.get(entry.name)
+        if holder != entry.name:
+            text = f"node/{holder} and node/{entry.name} both have index {entry.index} in clique {entry.clique}"
+            find = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", f"{DOMAIN_LABEL}={view.domain.meta.uid}")
+            yield Reason(text, _again(daemon) if daemon is not None else f"Find the pod on {entry.name}: {find}")
+        if daemon is None:
             continue
-        find = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", f"{DOMAIN_LABEL}={view.domain.meta.uid}")
-        steps.append(_again(daemon) if daemon is not None else f"Find the daemon's pod on {name}: {find}")
-    if evidence:
-        users = tuple(pod.subject for pod in view.users)
-        yield FoundCause(INDEX, view.domain.subject, tuple(evidence), (*dict.fromkeys(steps), _JOB, _PREVENT), users)
-
-
-def _own_id(snapshot: Snapshot, daemon: Pod | None) -> int | None:
-    """Return the ID with which the IMEX daemon has started last, from its log."""
-    if daemon is None:
-        return None
-    texts = (symptom.text for state in daemon.states for symptom in of_log(snapshot, daemon, state.name))
-    found = [number for text in texts for number in _OWN_ID.findall(text)]
-    return int(found[-1]) if found else None
+        log = "\n".join(symptom.text for state in daemon.states for symptom in of_log(snapshot, daemon, state.name))
+        named = {address: int(index) for index, address in _DNS_NAME.findall(log)}
+        own = [int(index) for index in _OWN_ID.findall(log)][-1:]
+        if own not in ([], [entry.index]):
+            certainty = Certainty.PROVEN if _DNS_PREFIX in log else Certainty.LIKELY
+            text = f"{daemon.subject} runs as ID {own[0]}, and the status has index {entry.index} for node/{entry.name}"
+            yield Reason(text, _again(daemon), certainty=certainty)
+        for peer in entries:
+            if peer.clique == entry.clique and named.get(peer.address, peer.index) != peer.index:
+                text = f"{daemon.subject} has {peer.address} as {named[peer.address]}, the status as index {peer.index}"
+                yield Reason(text, _again(daemon))
 
 
 def _again(daemon: Pod) -> str:

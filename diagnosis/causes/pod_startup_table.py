@@ -303,7 +303,8 @@ IMEX_HELD = _runtime_on_node(
     "The node's service nvidia-imex holds the driver's only IMEX session, so the daemon of a ComputeDomain gets none.",
     "Stop the service and keep it off, also in the nodes' image: the driver's package enables it.",
     Signature(
-        r"Failed to allocate Imex session|\bimex\b[^\n]{0,200}NV_ERR_IN_USE|NV_ERR_IN_USE[^\n]{0,200}\bimex\b",
+        r"Failed to (?:allocate|create|open) (?:an? )?imex session(?![^\n]{0,200}NV_ERR_(?!IN_USE))"
+        r"|\bimex\b[^\n]{0,200}NV_ERR_IN_USE|NV_ERR_IN_USE[^\n]{0,200}\bimex\b",
         "nvidia-imex",
         frozenset((TextSource.EVENT, TextSource.WAITING, TextSource.ENDED, TextSource.LOG)),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Struct
@@ -31,6 +31,9 @@ class DomainView(Struct, frozen=True):
     @property
     def nodes(self) -> Sequence[str]:
         return sorted({pod.spec.node for pod in self.users})
+
+    def users_on(self, node: str) -> Iterator[Pod]:
+        return (pod for pod in self.users if pod.spec.node == node)
 
     def has_ready(self, node: str) -> bool:
         return node in self.registered and self.registered[node].status == "Ready"

@@ -145,6 +145,15 @@ def test_driver_without_a_pod_on_the_node_is_named() -> None:
     assert problem.found.steps[0] == f"{wanted}`kubectl -n dra describe daemonset {DRIVER}`"
 
 
+def test_driver_that_requests_another_api_version_is_no_skew_of_the_kubelet() -> None:
+    text = f"NodePrepareResources failed for claim team/c1: retrieve claim team/c1: {UNKNOWN_PATH}"
+
+    (problem,) = judged(node("a", kubelet="v1.34.2"), claim("v1"), *stuck(text), *plugin()).problems
+
+    assert problem.found.cause.name == "ClaimNotPrepared"
+    assert "use a release of the driver for this version of Kubernetes" in problem.found.steps[0]
+
+
 def test_host_managed_imex_service_is_started_on_the_host() -> None:
     text = "NodePrepareResources failed for ResourceClaim c1: host nvidia-imex daemon readiness check failed: refused"
 

@@ -264,6 +264,40 @@ def test_imex_service_of_the_host_is_turned_off() -> None:
     assert results(judged(*state(), logs=log)) == []
 
 
+def test_imex_session_of_another_domain_is_not_the_hosts() -> None:
+    log = {("pod/dra/train-b", "compute-domain-daemon"): IN_USE}
+    other = imex("b", "10.0.0.5")
+    other["metadata"] |= {"name": "old-b", "uid": "old-b", "labels": {DOMAIN_LABEL: "d0-0"}}
+    objects = state(not_ready(READY_A, WAITS_B), *held(), imex("b", "10.0.0.2", ready=False), other)
+
+    (problem,) = judged(*objects, logs=log).problems
+
+    assert problem.found.cause.name == "ComputeDomainDaemonNotReady"
+    assert "or another ComputeDomain's" in problem.found.steps[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_held"),
+    [
+        ("NV_ERR_IN_USE Failed to allocate Imex session", True),
+        ("Failed to allocate Imex session", True),
+        ("Failed to allocate Imex session with error NV_ERR_INSUFFICIENT_PERMISSIONS", False),
+        ("Failed to open a socket: NV_ERR_IN_USE", False),
+    ],
+)
+def test_texts_of_an_imex_session_in_use(line: str, is_held: bool) -> None:
+    log = {("pod/dra/imex-b", "main"): line}
+    image = "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.1"
+    unready = {"name": "main", "ready": False, "restartCount": 0, "state": {"running": {"startedAt": ago(30)}}}
+    daemon_b = pod(
+        "imex-b", 0, on="b", namespace="dra", containers=[{"name": "main", "image": image}], states=[unready]
+    )
+
+    found = [cause for cause, _ in results(judged(node("b"), daemon_b, logs=log))]
+
+    assert ("ImexHeldByHost" in found) is is_held
+
+
 def test_imex_session_in_use_is_recognised_in_an_event_of_the_probe() -> None:
     pod_b = imex("b", "10.0.0.2", ready=False)
     text = "Startup probe failed: nvidia-imex-ctl failed, stdout/err: imex: NV_ERR_IN_USE"
@@ -340,12 +374,26 @@ def test_daemon_with_a_wrong_entry_is_a_lost_peer(name: str) -> None:
     assert "Keep the ComputeDomain itself" in problem.found.steps[1]
 
 
+def test_daemon_that_is_gone_while_its_pods_run_is_a_lost_peer() -> None:
+    (problem,) = judged(*state(node("b"), without=("train-b",))).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == ("ComputeDomainPeerLost", DOMAIN)
+    assert "node/b has no daemon: it lacks the label" in problem.found.evidence[0]
+
+
+def test_node_that_has_just_become_not_ready_is_no_lost_peer_yet() -> None:
+    fresh = node("b", labels=MINE)
+    fresh["status"]["conditions"] = [condition("Ready", "Unknown", minutes=2)]
+
+    assert not results(judged(*state(fresh)))
+
+
 def test_node_that_left_the_cluster_is_a_lost_peer() -> None:
     (gone,) = judged(*state(without=("b", "w-b", "train-b", "plugin-b"))).problems
     silent = state(node("b", labels=MINE, ready="Unknown"))
 
     assert (gone.found.cause.name, gone.found.subject) == ("ComputeDomainPeerLost", DOMAIN)
-    assert gone.found.evidence == ("node/b is in the domain's status, and does not exist",)
+    assert gone.found.evidence == ("node/b is in the domain, and does not exist",)
     assert results(judged(*silent)) == [("NodeNotReady", "node/b")]
     assert domain_problem(*silent).found.cause.name == "ComputeDomainPeerLost"
 
@@ -359,15 +407,31 @@ def test_two_daemons_of_a_clique_with_one_index_are_a_conflict() -> None:
 
 
 def test_daemon_that_runs_with_another_index_is_a_conflict() -> None:
-    first, last = (f"[INFO] [tid 39] Identified this node as ID {number}, using bind IP" for number in (1, 0))
+    name = "Treating node config entry 'compute-domain-daemon-7555db58d7-0000' as a host name.\n"
+    first, last = (f"{name}[INFO] [tid 39] Identified this node as ID {number}, using bind IP" for number in (1, 0))
     swapped = {("pod/dra/train-b", "compute-domain-daemon"): f"{first}\n{last}\n"}
     agrees = {("pod/dra/train-b", "compute-domain-daemon"): f"{last}\n{first}\n"}
 
     (problem,) = judged(*state(), logs=swapped).problems
 
     assert (problem.found.cause.name, problem.found.subject) == ("ComputeDomainIndexConflict", DOMAIN)
-    assert problem.found.evidence == ("the daemon on node/b runs as ID 0, and the status has index 1",)
+    assert problem.found.evidence == ("pod/dra/train-b runs as ID 0, and the status has index 1 for node/b",)
+    assert problem.found.certainty is Certainty.PROVEN
     assert not results(judged(*state(), logs=agrees))
+    of_addresses = {key: text.replace("compute-domain-daemon-", "") for key, text in swapped.items()}
+    assert judged(*state(), logs=of_addresses).problems[0].found.certainty is Certainty.LIKELY
+
+
+def test_daemon_with_other_names_of_its_peers_is_a_conflict() -> None:
+    log = "compute-domain-daemon-0000 -> 10.0.0.1\ncompute-domain-daemon-0001 -> 10.0.0.2\n"
+    now = log.replace("0000 -> 10.0.0.1", "0001 -> 10.0.0.1").replace("0001 -> 10.0.0.2", "0000 -> 10.0.0.2")
+
+    (problem,) = judged(*state(), logs={("pod/dra/train-a", "compute-domain-daemon"): log + now}).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == ("ComputeDomainIndexConflict", DOMAIN)
+    assert "pod/dra/train-a has 10.0.0.2 as 0, the status as index 1" in problem.found.evidence
+    assert "`kubectl -n dra delete pod train-a`" in problem.found.steps[0]
+    assert not results(judged(*state(), logs={("pod/dra/train-a", "compute-domain-daemon"): now + log}))
 
 
 def test_domains_that_may_not_be_listed_are_named_only_where_pods_use_one() -> None:
