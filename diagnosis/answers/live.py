@@ -13,7 +13,7 @@ from diagnosis.causes.runtime_handlers import SEARCHES as HANDLERS
 from diagnosis.causes.unscheduled import WITHOUT_HOLDERS
 from diagnosis.causes.unscheduled.waiting import group_of
 from diagnosis.facts.components import role_of
-from diagnosis.facts.compute_domains import domain_of
+from diagnosis.facts.dra_drivers import domain_of
 from diagnosis.facts.efa import is_rank
 from diagnosis.facts.gpu_nodes import MIG
 from diagnosis.facts.placement import asked_by

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from diagnosis.causes.pod_startup_table import CLAIM_API
+from diagnosis.causes.pod_startup_table import CLAIM_API, DRIVER_CALL, IF_HELD
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import DOMAIN_LABEL, Role, is_ready
-from diagnosis.facts.compute_domains import daemon_pods, domain_of
-from diagnosis.facts.dra_drivers import no_driver, plugin_on
+from diagnosis.facts.dra_drivers import daemon_pods, domain_of, no_driver, plugin_on
 from diagnosis.facts.efa import NETWORK_DRIVERS, claim_of
 from diagnosis.facts.safe_steps import make_again
 from diagnosis.model import Certainty, FoundCause, origins
@@ -39,6 +38,18 @@ _KNOWN = {
         "The driver is set to use the host's IMEX service. On the node, check `systemctl status nvidia-imex` and "
         "/etc/nvidia-imex/nodes_config.cfg, then start it: `systemctl enable --now nvidia-imex`"
     ),
+    "label already exists for a different ComputeDomain": (
+        f"A node can be in one ComputeDomain at a time: wait until the pods of the other one have ended there. If that "
+        f"domain does not exist any more, remove the label {DOMAIN_LABEL} from the node."
+    ),
+    "ComputeDomain not found": (
+        "The claim is of a ComputeDomain that was deleted: create the domain again if it is missing, then the job, so "
+        "that its new claims have the new domain."
+    ),
+    "already allocated": (
+        "A node has one IMEX channel: wait until the pod of the claim named in the message has ended. If no claim has "
+        "that UID (`kubectl get resourceclaims -A -o yaml`), upgrade the DRA driver: 0.4 and older may keep it."
+    ),
 }
 """Steps by texts of the DRA driver."""
 _OF_DOMAINS = ("ComputeDomainNotReady", "ComputeDomainPeerLost")
@@ -50,7 +61,7 @@ def explained(snapshot: Snapshot, found: FoundCause, pod: Pod, text: str) -> Fou
     if found.cause is CLAIM_API:
         return _of_versions(snapshot, found, pod.spec.node)
     domain = domain_of(snapshot, pod)
-    because = origins(_OF_DOMAINS, domain.subject) if domain is not None else ()
+    because = origins(_OF_DOMAINS, domain.subject) if domain is not None and DRIVER_CALL in text else ()
     look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
     return replace(found, remedy=(*_steps(snapshot, pod, text), look), because_of=because)
 
@@ -108,7 +119,7 @@ def _steps(snapshot: Snapshot, pod: Pod, text: str) -> Iterator[str]:
         find = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", DOMAIN_LABEL)
         log = logs(daemon.meta, "--tail=100") if daemon is not None else f"{find} lists the daemons."
         yield f"Read the log of the ComputeDomain's IMEX daemon on {node}: {log}"
-        yield "If it has NV_ERR_IN_USE, turn the host's service off on the node: `systemctl disable --now nvidia-imex`"
+        yield IF_HELD
     elif plugin is not None:
         yield f"Read the log of the driver's pod there: {logs(plugin.meta, '--all-containers', '--tail=100')}"
     else:

@@ -621,6 +621,8 @@ def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
     elif unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
         previous = ("--previous",) if unready.stage.reason == "CrashLoopBackOff" else ()
         yield f"Find out why it exits: {logs(pod.meta, '-c', unready.stage.container, '--tail=50', *previous)}"
+    elif unready.stage.kind is StageKind.UNREADY:
+        yield f"Find out why it is not ready: {logs(pod.meta, '-c', unready.stage.container, '--tail=50')}"
     else:
         yield f"Find the reason: {kubectl('describe', pod.meta)}"
 

@@ -8,12 +8,20 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.pod_startup_table import CLAIM_EVENT, IMEX_HELD
+from diagnosis.causes.pod_startup_table import CLAIM_EVENT, DRIVER_CALL, IF_HELD, IMEX_HELD
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import DOMAIN_LABEL, Role, components, is_ready
-from diagnosis.facts.compute_domains import CLIQUE_LABEL, DomainView, claims_channel, daemon_pods, domain_views
-from diagnosis.facts.dra_drivers import controller, no_driver, plugin_on
+from diagnosis.facts.dra_drivers import (
+    CLIQUE_LABEL,
+    DomainView,
+    claims_channel,
+    controller,
+    daemon_pods,
+    domain_views,
+    no_driver,
+    plugin_on,
+)
 from diagnosis.facts.pod_stage import stage
 from diagnosis.facts.symptoms import (
     is_stuck,
@@ -38,7 +46,7 @@ DOMAIN_NOT_READY = _domain(
     "ComputeDomainNotReady",
     "Pods of a ComputeDomain wait for long: their nodes do not become ready in it, so they get no IMEX channel.",
     "Check the domain's daemon on each of these nodes, then the log of the driver's controller.",
-    source=f"{_SOURCE}: `current node not ready in ComputeDomain`, issues 289 and 767",
+    source=f"{_SOURCE}: `current node not ready in ComputeDomain`, issue 289",
     follows=("ComputeDomainPeerLost",),
 )
 PEER_LOST = _domain(
@@ -78,7 +86,7 @@ class Reason(Struct, frozen=True):
     """Reason why a node is not ready in its domain, with the next step and the causes that explain it."""
 
     text: str
-    step: str = ""
+    step: str
     because_of: tuple[Origin, ...] = ()
     certainty: Certainty = Certainty.PROVEN
 
@@ -107,7 +115,9 @@ def find_domains(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield domains that keep their pods waiting, or whose status does not match their daemons."""
     for view in domain_views(snapshot):
         yield from _not_ready(snapshot, view)
-        for cause, reasons in ((PEER_LOST, [*_lost(snapshot, view)]), (INDEX, [*_misnumbered(snapshot, view)])):
+        peers = (_lost_peer(snapshot, view, name) for name in dict.fromkeys((*view.registered, *view.daemons)))
+        lost = [reason for reason in peers if reason is not None]
+        for cause, reasons in ((PEER_LOST, lost), (INDEX, [*_misnumbered(snapshot, view)])):
             if reasons:
                 is_beneath = all(reason.because_of for reason in reasons)
                 yield FoundCause(
@@ -122,33 +132,28 @@ def find_domains(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _not_ready(snapshot: Snapshot, view: DomainView) -> Iterator[FoundCause]:
-    domain = view.domain
     waiting = [pod for pod in view.users if is_stuck(pod) and _waits_for_claim(snapshot, pod)]
-    held = [pod for pod in waiting if domain.status != "Ready" or not view.has_ready(pod.spec.node)]
+    held = [pod for pod in waiting if view.domain.status != "Ready" or not view.has_ready(pod.spec.node)]
     if held:
         yield _held(snapshot, view, held)
-    elif view.objects_missing(snapshot) and older(snapshot, domain.meta.created, _LASTS):
-        # The controller makes both objects within seconds, also without a workload.
-        evidence = f"{domain.subject} has neither a DaemonSet nor the ResourceClaimTemplate {domain.template}"
-        yield FoundCause(DOMAIN_NOT_READY, domain.subject, (evidence,), (_of_controller(snapshot),))
 
 
 def _waits_for_claim(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether the pod has waited for long for its claims, by its events, else by its containers."""
-    reasons = {event.reason for event in standing_events(snapshot, pod)} or {CLAIM_EVENT}
+    """Whether the pod has waited for long for the driver: by its newest event about claims, else by its containers."""
+    events = standing_events(snapshot, pod)
+    asked = [DRIVER_CALL in event.message for event in events if event.reason == CLAIM_EVENT][:1]
     creating = all(state.waiting in ("", "ContainerCreating", "PodInitializing") for state in pod.states)
-    return creating and CLAIM_EVENT in reasons and older(snapshot, scheduled_at(pod), _LASTS)
+    return creating and (not events or asked == [True]) and older(snapshot, scheduled_at(pod), _LASTS)
 
 
 def _held(snapshot: Snapshot, view: DomainView, held: Sequence[Pod]) -> FoundCause:
-    domain, nodes = view.domain, view.nodes
+    domain, nodes = view.domain, sorted({pod.spec.node for pod in view.users})
     ready = sum(each.status == "Ready" for each in domain.nodes)
-    evidence = [
-        f"{domain.subject}: {domain.status or 'no status'}; of its {len(domain.nodes)} nodes, {ready} are ready"
-    ]
+    of_nodes = f"{len(domain.nodes)} nodes have registered, and {ready} are ready"
+    evidence = [f"{domain.subject}: {domain.status or 'no status'}; {of_nodes}"]
     names = dict.fromkeys(pod.spec.node for pod in held)
     reasons = [reason for name in names if (reason := _of_node(snapshot, view, name)) is not None]
-    steps = [reason.step for reason in reasons[:_MOST] if reason.step]
+    steps = [reason.step for reason in reasons[:_MOST]]
     if domain.wanted > len(nodes):
         evidence.append(f"it waits for {domain.wanted} nodes (numNodes), and its pods run on {len(nodes)}")
         steps.append(
@@ -161,14 +166,13 @@ def _held(snapshot: Snapshot, view: DomainView, held: Sequence[Pod]) -> FoundCau
     if len(cliques) > 1:
         shown = "; ".join(f"{clique or 'none'}: {named(some, _MOST)}" for clique, some in cliques.items())
         evidence.append(f"its nodes have different NVLink cliques, and memory is shared within one only: {shown}")
-    certainty = Certainty.PROVEN if steps else Certainty.LIKELY
     return FoundCause(
         DOMAIN_NOT_READY,
         domain.subject,
         (*evidence, *(reason.text for reason in reasons)),
         (*(dict.fromkeys(steps) or [_of_controller(snapshot)]), _RETRY),
         tuple(pod.subject for pod in held),
-        certainty,
+        Certainty.PROVEN if steps else Certainty.LIKELY,
         tuple(origin for reason in reasons for origin in reason.because_of),
     )
 
@@ -177,10 +181,10 @@ def _of_node(snapshot: Snapshot, view: DomainView, name: str) -> Reason | None:
     """Return why the node is not ready in the domain; None if no object shows a reason."""
     node, daemon = snapshot.by_node.get(name), view.daemons.get(name)
     if node is not None and not node.ready:
-        return Reason(f"{node.subject} is not ready", because_of=origins((NODE_NOT_READY,), node.subject))
+        return _not_ready_node(node)
     if daemon is not None and not is_ready(daemon):
         because = origins((IMEX_HELD, NOT_READY[Role.DOMAIN_DAEMON]), f"node/{name}", *snapshot.line(daemon.meta)[1:])
-        look = f"Read the log of the daemon on {name}: {logs(daemon.meta, '--tail=100')}"
+        look = f"Read the log of the daemon on {name}: {logs(daemon.meta, '--tail=100')}. {IF_HELD}"
         return Reason(f"{daemon.subject} on node/{name}: {stage(daemon, snapshot.now)}", look, because)
     if daemon is not None and not view.has_ready(name):
         state = "is NotReady in the domain's status" if name in view.registered else "is not in the domain's status"
@@ -188,10 +192,12 @@ def _of_node(snapshot: Snapshot, view: DomainView, name: str) -> Reason | None:
     return _without_daemon(snapshot, view, node) if daemon is None and node is not None else None
 
 
-def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason:
+def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason | None:
     """Return what stopped before the daemon: the driver's plugin, the label that it sets, or the DaemonSet."""
     label, uid, none = node.meta.labels.get(DOMAIN_LABEL, ""), view.domain.meta.uid, f"{node.subject} has no daemon"
     plugin = plugin_on(snapshot, node.name)
+    if not uid:
+        return None
     if label == uid:
         made = next((each for each in snapshot.daemon_sets if each.meta.labels.get(DOMAIN_LABEL) == uid), None)
         look = f"Find out why it has no pod on {node.name}: {kubectl('describe', made.meta)}" if made else ""
@@ -204,9 +210,7 @@ def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason:
         return Reason(f"{none}: it has the label of a domain that is gone, {label}", f"Remove that label: {remove}")
     if plugin is None or not is_ready(plugin):
         because = origins((NOT_READY[Role.DRA_DRIVER],), node.subject)
-        return Reason(
-            f"{none}: no kubelet plugin of the DRA driver works there", no_driver(snapshot, node.name), because
-        )
+        return Reason(f"{none}: no plugin of the DRA driver works there", no_driver(snapshot, node.name), because)
     return Reason(
         f"{none}: it lacks the label {DOMAIN_LABEL}={uid}, which {plugin.subject} sets",
         f"Read why the driver does not label {node.name}: {logs(plugin.meta, '--all-containers', '--tail=100')}; then "
@@ -214,25 +218,29 @@ def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason:
     )
 
 
-def _lost(snapshot: Snapshot, view: DomainView) -> Iterator[Reason]:
-    """Yield running daemons without a right entry in the status, and entries of lost nodes."""
-    for name in dict.fromkeys((*view.registered, *view.daemons)):
-        entry, daemon, node = view.registered.get(name), view.daemons.get(name), snapshot.by_node.get(name)
-        if node is None and snapshot.sees("Node"):
-            step = _again(daemon) if daemon is not None else _of_controller(snapshot)
-            yield Reason(f"node/{name} is in the domain, and does not exist", step)
-        elif node is not None and not node.ready:
-            because = origins((NODE_NOT_READY,), node.subject)
-            if older(snapshot, getattr(node.condition("Ready"), "since", None), _SYNCS):
-                step = f"Restore {name}, or move the job's pods away from it."
-                yield Reason(f"{node.subject} is in the domain, and is not ready", step, because)
-        elif daemon is not None and view.registered and _has_run(snapshot, daemon) and daemon.address:
-            there = f"has {entry.address or 'no address'} for it" if entry is not None else f"lacks node/{name}"
-            if entry is None or entry.address != daemon.address:
-                text = f"{daemon.subject} runs with {daemon.address}, and the domain's status {there}"
-                yield Reason(text, _again(daemon))
-        elif daemon is None and node is not None and any(_has_run(snapshot, pod) for pod in view.users_on(name)):
-            yield _without_daemon(snapshot, view, node)
+def _lost_peer(snapshot: Snapshot, view: DomainView, name: str) -> Reason | None:
+    """Return what keeps the other daemons from this node's, which runs or is registered; None if nothing does."""
+    entry, daemon, node = view.registered.get(name), view.daemons.get(name), snapshot.by_node.get(name)
+    if node is None:
+        step = _again(daemon) if daemon is not None else _of_controller(snapshot)
+        return Reason(f"node/{name} is in the domain, and does not exist", step) if snapshot.sees("Node") else None
+    if not node.ready:
+        lasts = older(snapshot, getattr(node.condition("Ready"), "since", None), _SYNCS)
+        return _not_ready_node(node) if lasts else None
+    if daemon is None:
+        users = (pod for pod in view.users if pod.spec.node == name)
+        return _without_daemon(snapshot, view, node) if any(_has_run(snapshot, pod) for pod in users) else None
+    if not view.registered or not daemon.address or not _has_run(snapshot, daemon):
+        return None
+    if entry is not None and entry.address == daemon.address:
+        return None
+    there = f"has {entry.address or 'no address'} for it" if entry is not None else f"lacks node/{name}"
+    return Reason(f"{daemon.subject} runs with {daemon.address}, and the domain's status {there}", _again(daemon))
+
+
+def _not_ready_node(node: Node) -> Reason:
+    step = f"Restore {node.name}, or move the job's pods away from it."
+    return Reason(f"{node.subject} of the domain is not ready", step, origins((NODE_NOT_READY,), node.subject))
 
 
 def _has_run(snapshot: Snapshot, pod: Pod) -> bool:

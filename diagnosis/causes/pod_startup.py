@@ -47,7 +47,7 @@ from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
 from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Role, role_of
-from diagnosis.facts.compute_domains import claims_channel
+from diagnosis.facts.dra_drivers import claims_channel
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.node_services import runtime_steps
 from diagnosis.facts.symptoms import (

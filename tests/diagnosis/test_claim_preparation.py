@@ -154,6 +154,27 @@ def test_driver_that_requests_another_api_version_is_no_skew_of_the_kubelet() ->
     assert "use a release of the driver for this version of Kubernetes" in problem.found.steps[0]
 
 
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        ("error adding Node label: label already exists for a different ComputeDomain", "one ComputeDomain at a time"),
+        (
+            "error asserting ComputeDomain Ready: ComputeDomain not found: 0846944b",
+            "was deleted: create the domain again",
+        ),
+        ("requested device channel-0 is already allocated to different claim 4914da61", "has one IMEX channel"),
+        ("error asserting ComputeDomain Ready: ComputeDomain not Ready", "`kubectl get pods -A -o wide -l"),
+    ],
+)
+def test_error_of_the_driver_about_a_domain_has_its_step(error: str, step: str) -> None:
+    text = f"NodePrepareResources failed for ResourceClaim c1: error preparing devices for claim c1: {error}"
+
+    (problem,) = judged(node("a"), *stuck(text, "imex-channel-0"), *plugin()).problems
+
+    assert problem.found.cause.name == "ClaimNotPrepared"
+    assert step in problem.found.steps[0]
+
+
 def test_host_managed_imex_service_is_started_on_the_host() -> None:
     text = "NodePrepareResources failed for ResourceClaim c1: host nvidia-imex daemon readiness check failed: refused"
 

@@ -23,6 +23,7 @@ NOT_IN_DOMAIN = (
     "error preparing devices for claim 'team/t': prepare devices failed: error applying config: error asserting "
     "ComputeDomain Ready: current node not ready in ComputeDomain"
 )
+NOT_REGISTERED = "Failed to prepare dynamic resources: DRA driver compute-domain.nvidia.com is not registered"
 IN_USE = "[Nov 22 2026 11:50:01] [ERROR] [tid 39] Failed to allocate Imex session with error NV_ERR_IN_USE"
 
 
@@ -121,6 +122,7 @@ SOUND: dict[str, list[Object]] = {
     "works": state(),
     "waits for no number": state(domain(READY_A, entry("b", 1, "10.0.0.2"))),
     "is young": state(not_ready(READY_A), worker("b", runs=False, age=4), imex("b", "10.0.0.2", ready=False, age=4)),
+    "has no status and no workload yet": state(domain(status=""), without=("w-a", "w-b", "train-a", "train-b")),
     "has no workload yet": state(domain(status="NotReady", wanted=2), without=("w-a", "w-b", "train-a", "train-b")),
     "waits for no channel, with too few nodes": state(not_ready(READY_A, entry("b", 1, "10.0.0.2"), wanted=4)),
     "has nodes without a fabric": state(
@@ -138,6 +140,13 @@ SOUND: dict[str, list[Object]] = {
     ),
     "waits for a volume": state(
         not_ready(READY_A, WAITS_B, wanted=4), held()[0], event(held()[0], "FailedMount", "timed out", count=9)
+    ),
+    "waits for the kubelet to know the driver": state(
+        not_ready(READY_A),
+        held()[0],
+        event(held()[0], "FailedPrepareDynamicResources", NOT_REGISTERED, count=9),
+        node("b"),
+        without=("train-b",),
     ),
     "is being deleted": state(not_ready(), *held(), domain(status="NotReady", deletionTimestamp=ago(1))),
 }
@@ -185,7 +194,7 @@ REASONS: dict[str, tuple[list[Object], str, str]] = {
     ),
     "no kubelet plugin of the driver": (
         state(node("b"), not_ready(READY_A), *held(), without=("train-b", "plugin-b")),
-        "node/b has no daemon: no kubelet plugin of the DRA driver works there",
+        "node/b has no daemon: no plugin of the DRA driver works there",
         f"`kubectl -n dra describe daemonset {DRIVER}`",
     ),
     "a DaemonSet without a pod on the node": (
@@ -246,6 +255,31 @@ def test_daemon_that_does_not_become_ready_explains_its_domain() -> None:
     found = domain_problem(*objects).found
     assert "pod/dra/train-b on node/b: container compute-domain-daemon: running, but not ready" in found.evidence
     assert "`kubectl -n dra logs train-b --tail=100`" in found.steps[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        (
+            "Error: CDI container edits did not apply -- is CDI enabled in your container runtime?",
+            "`enable_cdi = true`",
+        ),
+        (
+            "[ERROR] No matching network interface found for any IP addresses in the node configuration",
+            "delete its pod",
+        ),
+        ("error getting next available index: cannot add more nodes, already at maximum (18)", "one per NVLink clique"),
+        ("Waiting", "`kubectl -n dra logs train-b -c compute-domain-daemon --tail=50`"),
+    ],
+)
+def test_daemon_that_does_not_become_ready_has_the_fix_of_its_log(line: str, step: str) -> None:
+    log = {("pod/dra/train-b", "compute-domain-daemon"): line}
+    objects = state(not_ready(READY_A, WAITS_B), *held(), imex("b", "10.0.0.2", ready=False))
+
+    (problem,) = judged(*objects, logs=log).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == ("ComputeDomainDaemonNotReady", "node/b")
+    assert step in problem.found.steps[0]
 
 
 def test_imex_service_of_the_host_is_turned_off() -> None:
@@ -314,7 +348,7 @@ def test_node_that_is_not_ready_explains_its_domain() -> None:
     roots = results(judged(*objects))
 
     assert roots == [("NodeNotReady", "node/b")]
-    assert "node/b is not ready" in domain_problem(*objects).found.evidence
+    assert "node/b of the domain is not ready" in domain_problem(*objects).found.evidence
 
 
 def test_domain_without_a_visible_reason_is_likely() -> None:
@@ -336,18 +370,6 @@ def test_different_cliques_are_evidence() -> None:
     line = "its nodes have different NVLink cliques, and memory is shared within one only: c.1: a; none: b"
     assert line in found.evidence
     assert "cliques" not in str(domain_problem(*unlabelled, cause="ComputeDomainNotReady").found.evidence)
-
-
-def test_controller_that_ignores_a_domain_is_named() -> None:
-    objects = state(domain(status=""), without=("train-x", "train-a", "train-b", "w-a", "w-b", "channel"))
-
-    found = domain_problem(*objects).found
-
-    assert found.cause.name == "ComputeDomainNotReady"
-    assert found.evidence == (f"{DOMAIN} has neither a DaemonSet nor the ResourceClaimTemplate channel",)
-    assert "`kubectl -n dra logs ctl-5d-x --tail=100`" in found.steps[0]
-    young = domain(status="", creationTimestamp=ago(2))
-    assert not results(judged(*state(young, without=("train-x", "train-a", "train-b", "w-a", "w-b", "channel"))))
 
 
 PEERS: dict[str, tuple[list[Object], str]] = {
