@@ -224,11 +224,11 @@ def _lost_peer(snapshot: Snapshot, view: DomainView, name: str) -> Reason | None
     if node is None:
         step = _again(daemon) if daemon is not None else _of_controller(snapshot)
         return Reason(f"node/{name} is in the domain, and does not exist", step) if snapshot.sees("Node") else None
+    users = [pod for pod in view.users if pod.spec.node == name]
     if not node.ready:
         lasts = older(snapshot, getattr(node.condition("Ready"), "since", None), _SYNCS)
-        return _not_ready_node(node) if lasts else None
+        return _not_ready_node(node) if users and lasts else None
     if daemon is None:
-        users = (pod for pod in view.users if pod.spec.node == name)
         return _without_daemon(snapshot, view, node) if any(_has_run(snapshot, pod) for pod in users) else None
     if not view.registered or not daemon.address or not _has_run(snapshot, daemon):
         return None

@@ -148,6 +148,9 @@ SOUND: dict[str, list[Object]] = {
         node("b"),
         without=("train-b",),
     ),
+    "has left a node that is under maintenance": state(
+        node("b", labels=MINE, ready="False", cordoned=True), without=("w-b",)
+    ),
     "is being deleted": state(not_ready(), *held(), domain(status="NotReady", deletionTimestamp=ago(1))),
 }
 
