@@ -19,6 +19,7 @@ from diagnosis.facts.dra_drivers import (
     controller,
     daemon_pods,
     domain_views,
+    is_placed,
     no_driver,
     plugin_on,
 )
@@ -95,13 +96,13 @@ def find_held(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes whose own IMEX service keeps the daemon of a ComputeDomain from its session."""
     daemons = (pod for each in components(snapshot) if each.role in _IMEX_ROLES for pod in each.pods)
     logged = (snapshot.pod[subject] for subject, _ in snapshot.logs if subject in snapshot.pod)
-    for pod in {pod.subject: pod for pod in (*daemons, *logged)}.values():
+    for pod in {pod.subject: pod for pod in (*daemons, *logged) if is_placed(pod)}.values():
         node = pod.spec.node
         texts = [symptom for state in pod.states for symptom in (*of_state(state), *of_log(snapshot, pod, state.name))]
         known = recognised(_HELD, (*texts, *of_events(standing_events(snapshot, pod)))) if not is_ready(pod) else None
         others = (each for some in daemon_pods(snapshot).values() for each in some if each.spec.node == node)
         # The session may be that of another domain's daemon, which is ending.
-        if known is not None and node and not pod.over and all(each.subject == pod.subject for each in others):
+        if known is not None and all(each.subject == pod.subject for each in others):
             stop = (
                 f"On {node}, stop the host's service: `systemctl disable --now nvidia-imex`, then `systemctl mask "
                 "nvidia-imex`. If programs outside of Kubernetes need it, use the driver's host-managed mode."

@@ -59,7 +59,7 @@ def domain_views(snapshot: Snapshot) -> list[DomainView]:
     """Return the domains that are not being deleted."""
     domains, daemons = [each for each in snapshot.domains if each.meta.deleted is None], daemon_pods(snapshot)
     pods = snapshot.pods if domains else ()
-    users = grouped((one.subject, pod) for pod in pods if _is_placed(pod) and (one := domain_of(snapshot, pod)))
+    users = grouped((one.subject, pod) for pod in pods if is_placed(pod) and (one := domain_of(snapshot, pod)))
     return [
         DomainView(
             domain,
@@ -74,7 +74,7 @@ def domain_views(snapshot: Snapshot) -> list[DomainView]:
 @lru_cache(maxsize=1)
 def daemon_pods(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
     """Return the pods of IMEX daemons on nodes, by the UID of their domain."""
-    labelled = ((pod.meta.labels.get(DOMAIN_LABEL, ""), pod) for pod in snapshot.pods if _is_placed(pod))
+    labelled = ((pod.meta.labels.get(DOMAIN_LABEL, ""), pod) for pod in snapshot.pods if is_placed(pod))
     return grouped((uid, pod) for uid, pod in labelled if uid)
 
 
@@ -83,7 +83,8 @@ def _by_template(snapshot: Snapshot) -> Mapping[tuple[str, str], ComputeDomain]:
     return {(each.meta.namespace, each.template): each for each in snapshot.domains if each.template}
 
 
-def _is_placed(pod: Pod) -> bool:
+def is_placed(pod: Pod) -> bool:
+    """Whether the pod has a node, has not ended, and is not being deleted."""
     return bool(pod.spec.node) and not pod.over and pod.meta.deleted is None
 
 
@@ -96,7 +97,7 @@ def plugin_on(snapshot: Snapshot, node: str, role: Role = Role.DRA_DRIVER) -> Po
 def controller(snapshot: Snapshot) -> Pod | None:
     """Return the pod of the controller of NVIDIA's driver."""
     drivers = (each for each in components(snapshot) if each.role is Role.DRA_DRIVER and each.meta.kind == "Deployment")
-    return next((pod for each in drivers for pod in each.pods if not pod.over), None)
+    return next((pod for each in drivers for pod in each.pods if is_placed(pod)), None)
 
 
 def no_driver(snapshot: Snapshot, node: str, role: Role = Role.DRA_DRIVER) -> str:

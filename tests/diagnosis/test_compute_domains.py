@@ -327,7 +327,13 @@ def test_texts_of_an_imex_session_in_use(line: str, is_held: bool) -> None:
     image = "nvcr.io/nvidia/k8s-dra-driver-gpu:v25.8.1"
     unready = {"name": "main", "ready": False, "restartCount": 0, "state": {"running": {"startedAt": ago(30)}}}
     daemon_b = pod(
-        "imex-b", 0, on="b", namespace="dra", containers=[{"name": "main", "image": image}], states=[unready]
+        "imex-b",
+        0,
+        on="b",
+        namespace="dra",
+        owner=("DaemonSet", "imex"),
+        containers=[{"name": "main", "image": image}],
+        states=[unready],
     )
 
     found = [cause for cause, _ in results(judged(node("b"), daemon_b, logs=log))]
