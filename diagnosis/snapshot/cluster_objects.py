@@ -195,6 +195,10 @@ class ClusterPolicy(ApiObject, frozen=True):
     )
     cdi: Annotated[bool | None, At("spec.cdi.enabled")] = None
     runtime_class: Annotated[str, At("spec.operator.runtimeClass")] = ""
+    plugin_config: Annotated[str, At("spec.devicePlugin.config.name")] = ""
+    """ConfigMap of the device plugin; '' if it reads none."""
+    plugin_default: Annotated[str, At("spec.devicePlugin.config.default")] = ""
+    """Key of that ConfigMap for nodes without a label of their own."""
 
 
 class Endpoints(Struct, frozen=True):

@@ -43,6 +43,7 @@ _OF_COMPONENTS = frozenset(
             "CDI_ENABLED",
         ),
         *("FAIL_ON_INIT_ERROR", "PASS_DEVICE_SPECS", "NVIDIA_DRIVER_ROOT", "CONTAINER_DRIVER_ROOT"),
+        *("CONFIG_FILE", "DEFAULT_CONFIG"),
     )
 )
 """Variables with settings of NVIDIA's components: paths and words."""
@@ -55,7 +56,7 @@ _LIMITS = frozenset(
 _LIMIT = re.compile(r"(?:true|false|default|force|disable|\d{1,9}[kmg]?)\Z", re.ASCII | re.IGNORECASE)
 """Variables by which HAMi's library limits a container to its share."""
 HAMI_EXTENDER = "vgpu-scheduler-extender"
-"""Only container whose command line is read, and only some flags of it."""
+"""Container of which some flags of the command line are read."""
 _LOCK_EXPIRE = "HAMI_NODELOCK_EXPIRE"
 _FLAGS = frozenset(
     (
@@ -63,6 +64,8 @@ _FLAGS = frozenset(
         *("node-label-selector", "node-lock-timeout"),
     )
 )
+_CONFIG_FILE = frozenset(("config-file",))
+"""Flag of NVIDIA's device plugin, whose container has the plugin's name."""
 _MOST_WORDS = 100
 _SHOWN = _OF_COMPONENTS.union(VISIBLE_DEVICES, _LIMITS, (_LOCK_EXPIRE,))
 OTHER_VALUE = "(set)"
@@ -143,7 +146,7 @@ class Container(Struct, frozen=True):
     startup: Annotated[Probe | None, At("startupProbe")] = None
     liveness: Annotated[Probe | None, At("livenessProbe")] = None
     flags: Annotated[Mapping[str, str], At(""), _flags] = field(default_factory=dict)
-    """Flags of HAMi's extender, from `shown_flags`."""
+    """Known flags of its command line, from `shown_flags`."""
 
     @property
     def sidecar(self) -> bool:
@@ -317,8 +320,9 @@ def shown_value(variable: str, value: str) -> str:
 
 
 def shown_flags(container: str, words: Iterable[str]) -> dict[str, str]:
-    """Return, by name, the flags with scheduling options of HAMi's extender; others may be secret."""
-    if container != HAMI_EXTENDER:
+    """Return, by name, the flags of HAMi's extender and NVIDIA's device plugin that are known; others may be secret."""
+    known = _flags_of(container)
+    if not known:
         return {}
     found, before = {}, ""
     for word in islice(words, _MOST_WORDS):
@@ -326,9 +330,13 @@ def shown_flags(container: str, words: Iterable[str]) -> dict[str, str]:
         if before and not word.startswith("-"):
             name, has_value, value = before, "=", word
         before = name if word.startswith("-") and not has_value else ""
-        if has_value and name in _FLAGS and _PLAIN.match(value):
+        if has_value and name in known and _PLAIN.match(value):
             found[name] = value
     return found
+
+
+def _flags_of(container: str) -> frozenset[str]:
+    return _FLAGS if container == HAMI_EXTENDER else _CONFIG_FILE if "device-plugin" in container else frozenset()
 
 
 _REQUIRED_TERMS = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
@@ -374,11 +382,10 @@ def _env(value: object) -> dict[str, str]:
 
 
 def _flags(container: object) -> dict[str, str]:
-    if value_at(container, "name") != HAMI_EXTENDER:
+    name = text(value_at(container, "name") or "")
+    if not _flags_of(name):
         return {}
-    return shown_flags(
-        HAMI_EXTENDER, [text(word) for key in ("command", "args") for word in entries(value_at(container, key))]
-    )
+    return shown_flags(name, [text(word) for key in ("command", "args") for word in entries(value_at(container, key))])
 
 
 def _end(value: object) -> ContainerEnd | None:

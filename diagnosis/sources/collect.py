@@ -22,7 +22,7 @@ from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.hami.installation import config_maps, is_there
 from diagnosis.snapshot import Builder, Snapshot
 from diagnosis.snapshot.pods import Pod, read_pod
-from diagnosis.sources.kinds import KINDS, OF_COMPONENTS, POD, ApiKind, everywhere
+from diagnosis.sources.kinds import KINDS, OF_COMPONENTS, POD, SHARING, ApiKind, everywhere
 from healthcheck.cluster.errors import ClusterError, Endless, Forbidden, NotFound, Unavailable
 from healthcheck.text.printable import printable
 
@@ -84,10 +84,10 @@ class Collector:
         if len(failed) == len(plain) and not self._whole:
             raise failed.get(POD.kind) or next(iter(failed.values()))
         seen = self._built(now)
-        places = _of_hami(seen)
+        places, shared = _of_hami(seen), _of_sharing(seen)
         for kind in (api_kind for api_kind in self._kinds if api_kind.names):
-            self._take(kind, where if places is None else lambda _: places, namespace)
-        return seen if places == [] else self._built(now)
+            self._take(kind, lambda named: [*(where(named) if places is None else places), *shared], namespace)
+        return seen if places == [] and not shared else self._built(now)
 
     def _built(self, now: datetime) -> Snapshot:
         for kind, why in self.missing.items():
@@ -180,6 +180,13 @@ def _of_hami(seen: Snapshot) -> list[tuple[str, Mapping[str, str]]] | None:
     if not found and (is_there(seen) or not seen.sees(*_SHOW_HAMI)):
         return None
     return [(namespace, {"fieldSelector": f"metadata.name={name}"}) for namespace, name in found]
+
+
+def _of_sharing(seen: Snapshot) -> list[tuple[str, Mapping[str, str]]]:
+    """Return the queries for ConfigMaps of NVIDIA's device plugins, by the names in their documentation."""
+    names = {*SHARING, *(policy.plugin_config for policy in seen.cluster_policies if policy.plugin_config)}
+    plugins = {each.meta.namespace for each in components(seen) if each.role is Role.DEVICE_PLUGIN}
+    return [(where, {"fieldSelector": f"metadata.name={name}"}) for where in sorted(plugins) for name in sorted(names)]
 
 
 def _suspects(snapshot: Snapshot, pod: str, silent: set[str]) -> Iterator[tuple[Pod, str, bool]]:

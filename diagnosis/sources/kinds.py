@@ -90,6 +90,11 @@ KINDS = (
     ApiKind(POD_GROUP, _NATIVE, "podgroups", versions=("v1beta1", "v1alpha3", "v1alpha2")),
     ApiKind(WORKLOAD, _NATIVE, "workloads", versions=("v1beta1", "v1alpha3", "v1alpha2", "v1alpha1")),
 )
+SHARING = (
+    *("time-slicing-config", "time-slicing-config-all", "time-slicing-config-fine"),
+    *("nvidia-plugin-configs", "nvidia-device-plugin-config"),
+)
+"""ConfigMaps that are read in the namespaces of NVIDIA's device plugins, by the names in their documentation."""
 OF_COMPONENTS = frozenset(("DaemonSet", "Deployment"))
 """Kinds of components, which have their own namespaces. If these are not listed, components are not visible."""
 _OF_NODES = "kube-node-lease"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from agent.process.settings import AgentSettings
-from diagnosis.sources.kinds import KINDS
+from diagnosis.sources.kinds import KINDS, SHARING
 from healthcheck import __version__
 from healthcheck.cluster.names import POLICIES
 from healthcheck.settings.declaration import settings_of
@@ -176,7 +176,7 @@ def test_viewers_role_grants_the_listings_of_a_diagnosis_only() -> None:
     groups = {kind: kind.group.partition("/")[2].partition("/")[0] for kind in KINDS}
     listed = {("" if kind.group == "api/v1" else groups[kind], kind.resource) for kind in KINDS}
     assert rights == listed
-    assert named == {"gpu-healthcheck-config", *(name for kind in KINDS for name in kind.names)}
+    assert named == {"gpu-healthcheck-config", *SHARING, *(name for kind in KINDS for name in kind.names)}
     assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list"}
     assert "aggregationRule" not in role
     assert not [name for name in role["metadata"]["labels"] if "aggregate" in name]

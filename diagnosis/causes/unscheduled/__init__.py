@@ -23,6 +23,7 @@ from diagnosis.causes.unscheduled import (
     resources,
     schedulers,
     shared_gpus,
+    sharing,
     unknown_resources,
     volumes,
 )
@@ -313,7 +314,7 @@ SEARCHES = (
     Search((resources.TERMINATING,), ("Pod",), resources.find_stuck),
     Search(
         (
-            *(*unknown_resources.CAUSES, *refused.CAUSES, *resources.CAUSES, *shared_gpus.CAUSES),
+            *(*unknown_resources.CAUSES, *refused.CAUSES, *resources.CAUSES, *shared_gpus.CAUSES, *sharing.CAUSES),
             *(*autoscaling.CAUSES, *volumes.CAUSES, *device_claims.CAUSES, schedulers.ERROR),
             *(schedulers.UNEXPLAINED, *quotas.CAUSES),
         ),

@@ -10,7 +10,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
-from diagnosis.causes.unscheduled import autoscaling, refused, shared_gpus, unknown_resources
+from diagnosis.causes.unscheduled import autoscaling, refused, shared_gpus, sharing, unknown_resources
 from diagnosis.causes.unscheduled.waiting import Waiting, is_stuck
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.fit_error import ReasonSubject
@@ -72,6 +72,7 @@ _SHARES = (
     "Or let the pods that own whole GPUs request shares, too: KAI shares a GPU only among pods with the annotation "
     "`gpu-fraction` or `gpu-memory` and without the resource."
 )
+_GPU = "nvidia.com/gpu"
 _MOST_NODES = 8
 _MOST_HOLDERS = 4
 _MOST_STUCK = 64
@@ -144,6 +145,9 @@ def find_shortages(
     if not faults:
         subjects = (*(use.node.subject for use in silent), *stack(snapshot)) if silent else ()
         above = tuple((cause.name, subject) for subject in subjects for cause in OFFERS_NONE)
+        unread = list(sharing.find_unread(snapshot, nodes, waiting.names)) if _GPU in waiting.devices else []
+        yield from unread
+        above += tuple((found.cause.name, found.subject) for found in unread)
         yield from (replace(result, because_of=above) for result in _all_in_use(snapshot, waiting, nodes))
 
 

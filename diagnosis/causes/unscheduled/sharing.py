@@ -1,0 +1,196 @@
+"""Find a ConfigMap that shares GPUs, and that the device plugin does not read while every GPU is in use."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from diagnosis.facts.commands import command, kubectl
+from diagnosis.facts.components import Component, Role, components, is_for
+from diagnosis.facts.gpu_nodes import copies
+from diagnosis.facts.placement import NodeUse, offers
+from diagnosis.facts.quantity import digits
+from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_objects import ConfigMap
+from diagnosis.snapshot.nodes import Node
+from healthcheck.text.naming import named
+
+_scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
+UNREAD = _scheduled(
+    "SharingConfigNotRead",
+    "A ConfigMap shares each GPU among several pods, and the device plugin does not read it.",
+    "Name the ConfigMap to the device plugin: by `devicePlugin.config` of the ClusterPolicy, `config.name` of the "
+    "plugin's chart, or CONFIG_FILE with a volume in its own DaemonSet.",
+    source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-sharing.html; "
+    "https://github.com/NVIDIA/k8s-device-plugin: config.name, config.default, --config-file",
+)
+CAUSES = (UNREAD,)
+
+_GPU, _LABEL = "nvidia.com/gpu", "nvidia.com/device-plugin.config"
+_SHARES = re.compile(r"^\s*(?:timeSlicing|mps)\s*:", re.MULTILINE)
+_MPS = re.compile(r"^\s*mps\s*:", re.MULTILINE)
+_REPLICAS = re.compile(r"^[\s-]*replicas\s*:\s*[\"']?(\d{1,5})\b", re.MULTILINE)
+_POLICIES = "clusterpolicies.nvidia.com"
+_MOST = 5
+
+
+class _Config(Struct, frozen=True):
+    """ConfigMap with the number of replicas by key, for those keys that share GPUs."""
+
+    config_map: ConfigMap
+    replicas: dict[str, int]
+
+    @property
+    def key(self) -> str:
+        return next(iter(self.replicas))
+
+
+def find_unread(snapshot: Snapshot, nodes: Sequence[NodeUse], affected: tuple[str, ...]) -> Iterator[FoundCause]:
+    """Yield each device plugin of these nodes that ignores a sharing configuration, once."""
+    for plugin in components(snapshot):
+        config = _config_of(snapshot, plugin) if plugin.role is Role.DEVICE_PLUGIN else None
+        if config is None:
+            continue
+        for use in nodes:
+            runs = plugin.pod_on(use.node.name) is not None or is_for(plugin.spec, use.node)
+            found = _unread(snapshot, plugin, config, use.node) if runs and not _is_shared(use.node, config) else None
+            if found is not None:
+                state, remedy, certainty = found
+                shares = ", ".join(f"{key} ({number} replicas)" for key, number in config.replicas.items())
+                evidence = (f"{config.config_map.subject} shares GPUs by its keys: {shares}", state)
+                yield FoundCause(UNREAD, plugin.subject, evidence, tuple(remedy), affected, certainty)
+                break
+
+
+def _config_of(snapshot: Snapshot, plugin: Component) -> _Config | None:
+    """Return the ConfigMap that is meant for the plugin: the one that its policy names, else one in its namespace."""
+    configs = [config for each in snapshot.config_maps if (config := _Config(each, _replicas(each))).replicas]
+    policy = {each.plugin_config for each in snapshot.cluster_policies}
+
+    def rank(config: _Config) -> tuple[bool, bool, str]:
+        meta = config.config_map.meta
+        return meta.name not in policy, meta.namespace != plugin.meta.namespace, meta.subject
+
+    return min(configs, key=rank, default=None)
+
+
+def _replicas(config_map: ConfigMap) -> dict[str, int]:
+    shared = {}
+    for key, document in config_map.data.items():
+        numbers = [int(text) for text in _REPLICAS.findall(document)] if _SHARES.search(document) else []
+        if max(numbers, default=0) > 1:
+            shared[key] = max(numbers)
+    return shared
+
+
+def _is_shared(node: Node, config: _Config) -> bool:
+    """Whether the node offers each GPU several times. Without feature discovery, the number of GPUs is unknown."""
+    count = digits(node.meta.labels.get("nvidia.com/gpu.count", ""), 0)
+    least = count + 1 if count else min(config.replicas.values())
+    return copies(node) > 1 or offers(node, _GPU) >= least
+
+
+def _unread(
+    snapshot: Snapshot, plugin: Component, config: _Config, node: Node
+) -> tuple[str, Sequence[str], Certainty] | None:
+    """Return what the plugin reads instead, the steps to make it read the ConfigMap, and how sure that is."""
+    containers = plugin.spec.containers
+    if not any("CONFIG_FILE" in each.env or "config-file" in each.flags for each in containers):
+        state = f"{plugin.subject} has neither CONFIG_FILE nor --config-file"
+        return state, (*_created(plugin, config), *_named(snapshot, plugin, config)), Certainty.PROVEN
+    managed = [each.env["DEFAULT_CONFIG"] for each in containers if "DEFAULT_CONFIG" in each.env]
+    if not managed:
+        return None  # one file, whose content is not known here
+    keys = config.config_map.data
+    label, default = node.meta.labels.get(_LABEL, ""), next(filter(None, managed), "")
+    # Without both, the chart's manager falls back to the key `default`, or to the only key; the operator's to none.
+    by_chart = ["default"] if "default" in keys else list(keys)[:1] if len(keys) == 1 else []
+    chosen = label or default or next(iter(by_chart if not _is_operators(snapshot, plugin) else ()), "")
+    if chosen in keys and chosen not in config.replicas:
+        return None  # this node is not to be shared
+    if chosen in keys:
+        restart = command("kubectl", "-n", plugin.meta.namespace, "rollout", "restart", "daemonset", plugin.meta.name)
+        state = f"{node.subject} uses the key {chosen}, and offers each GPU once"
+        return (
+            state,
+            (f"Restart the plugin: it reads a changed ConfigMap only when it starts. {restart}",),
+            Certainty.LIKELY,
+        )
+    existing = f"keys: {named(sorted(keys), _MOST)}"
+    if label:
+        state = f"{node.subject} has the label {_LABEL}={label}, which is no key of the ConfigMap; {existing}"
+        return state, (f"Label it with a key: {_labelled(node, config)}",), Certainty.PROVEN
+    state = f"default {default} is no key of the ConfigMap" if default else "neither a default nor a label names a key"
+    by_label = f"Or for single nodes: {_labelled(node, config)}"
+    return f"{plugin.subject}: {state}; {existing}", (*_named(snapshot, plugin, config), by_label), Certainty.PROVEN
+
+
+def _labelled(node: Node, config: _Config) -> str:
+    return kubectl("label", node.meta, f"{_LABEL}={config.key}", "--overwrite")
+
+
+def _created(plugin: Component, config: _Config) -> Iterator[str]:
+    meta = config.config_map.meta
+    if meta.namespace != plugin.meta.namespace:
+        yield (
+            f"Create the ConfigMap {meta.name} in the namespace {plugin.meta.namespace}, with the same data: the "
+            "plugin mounts only ConfigMaps of its own namespace."
+        )
+
+
+def _named(snapshot: Snapshot, plugin: Component, config: _Config) -> Iterator[str]:
+    """Yield how the plugin gets the ConfigMap's name, by its installer."""
+    name, labels, namespace = config.config_map.meta.name, plugin.meta.labels, plugin.meta.namespace
+    chart, release = labels.get("helm.sh/chart", ""), labels.get("app.kubernetes.io/instance", "")
+    if plugin.meta.name.startswith("nvidia-gpu-device-plugin"):
+        yield (
+            "On GKE, the node pool shares GPUs, not a ConfigMap: create a pool whose `--accelerator` has "
+            "`gpu-sharing-strategy` and `max-shared-clients-per-gpu`."
+        )
+    elif _is_operators(snapshot, plugin):
+        policy = next((each.meta.name for each in snapshot.cluster_policies), "cluster-policy")
+        wanted = {"spec": {"devicePlugin": {"config": {"name": name, "default": config.key}}}}
+        patch = json.dumps(wanted, separators=(",", ":"))
+        change = command("kubectl", "patch", _POLICIES, policy, "--type=merge", "-p", patch)
+        yield f"Name it in the ClusterPolicy: {change}"
+        yield (
+            "If Helm or another tool writes the ClusterPolicy, set `devicePlugin.config.name` and `.default` there, "
+            "too, because its next run undoes the patch."
+        )
+    elif release and chart.startswith("nvidia-device-plugin-"):
+        at, version = f"--namespace={namespace}", f"--version={chart.removeprefix('nvidia-device-plugin-')}"
+        values = f"--set=config.name={name},config.default={config.key}"
+        upgrade = command(
+            "helm", "upgrade", release, "nvdp/nvidia-device-plugin", at, version, "--reuse-values", values
+        )
+        yield f"Name it in the plugin's release: {upgrade}"
+    elif _MPS.search(config.config_map.data[config.key]):
+        yield f"MPS needs a daemon, which the plugin's chart runs: install that chart, with `config.name={name}`."
+    else:
+        container = next((each.name for each in plugin.spec.containers if not each.init), "")
+        mounted = kubectl("patch", plugin.meta, "-p", _mounted(container, name, config.key))
+        yield f"Mount it, and name its key: {mounted}"
+
+
+def _mounted(container: str, name: str, key: str) -> str:
+    """Return the patch that mounts the ConfigMap into the plugin's container, which names one key as its file."""
+    changed = {
+        "name": container,
+        "env": [{"name": "CONFIG_FILE", "value": f"/config/{key}"}],
+        "volumeMounts": [{"name": "sharing-config", "mountPath": "/config"}],
+    }
+    volume = {"name": "sharing-config", "configMap": {"name": name}}
+    patch = {"spec": {"template": {"spec": {"containers": [changed], "volumes": [volume]}}}}
+    return json.dumps(patch, separators=(",", ":"))
+
+
+def _is_operators(snapshot: Snapshot, plugin: Component) -> bool:
+    """Whether the GPU operator writes the plugin's DaemonSet, and would undo a change of it."""
+    if plugin.meta.owner is not None and plugin.meta.owner.kind == "ClusterPolicy":
+        return True
+    operators = {each.meta.namespace for each in components(snapshot) if each.role is Role.OPERATOR}
+    return plugin.meta.namespace in operators and "helm.sh/chart" not in plugin.meta.labels
