@@ -113,7 +113,7 @@ _TEXTS: tuple[tuple[ReasonSubject, str], ...] = (
     (ReasonSubject.VOLUME_UNBOUND, r"unbound (?:immediate )?PersistentVolumeClaims|persistent volumes to bind"),
     (ReasonSubject.VOLUME_UNBOUND, r"not have enough free storage"),
     (ReasonSubject.VOLUME_MISSING, r"persistentvolumeclaim \"([^\"]{1,320})\" (?:not found|is being deleted)"),
-    (ReasonSubject.VOLUME_MISSING, r"bound to non-existent pv"),
+    (ReasonSubject.VOLUME_MISSING, r"bound to non-existent (?:pv|persistentvolume)"),
     (ReasonSubject.VOLUME_ELSEWHERE, r"volume node affinity conflict|PersistentVolume's node affinity"),
     (ReasonSubject.VOLUME_ELSEWHERE, r"no available volume zone"),
     (ReasonSubject.VOLUME_BUSY, r"max volume count|no available disk|ReadWriteOncePod"),

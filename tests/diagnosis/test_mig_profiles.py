@@ -54,7 +54,7 @@ def test_pod_that_waits_for_a_slice_of_a_failed_node_is_kept(config: str) -> Non
 
     assert consequences(problem) == [("MigProfileAbsent", "pod/team/slice")]
     assert problem.consequences[0].found.remedy == (
-        "Keep the workload: node/a has not the profiles yet that its label requests.",
+        "Leave the workload: it starts once node/a has its profiles (nvidia.com/mig.config.state=failed).",
     )
 
 

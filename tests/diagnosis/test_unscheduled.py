@@ -74,6 +74,8 @@ UNTOLERATED = "2 node(s) had untolerated taint {nvidia.com/gpu: present}"
 SELECTOR = "2 node(s) didn't match Pod's node affinity/selector"
 CORDON = "1 node(s) were unschedulable"
 UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
+LOST = 'persistentvolumeclaim "data" bound to non-existent persistentvolume "pv-1"'
+LOST_BY_NODE = "1 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"
 IN_USE_ELSEWHERE = (
     "1 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod"
 )
@@ -294,6 +296,10 @@ STATES: dict[tuple[str, str], dict[str, list[Object]]] = {
     },
     ("NodeNotReady", ON_A): {
         "not ready": [tainted_node(UNREACHABLE, ready="Unknown"), waits(UNTOLERATED)],
+        "no pods and no CPU reported by its kubelet": [
+            node("a", allocatable={"pods": "0", "cpu": "0"}),
+            waits("1 Insufficient cpu, 1 Too many pods", containers=[container("main", 1, resources={"cpu": "4"})]),
+        ],
         "not ready, and not tainted yet": [node("a", ready="Unknown"), waits(SHORT)],
         "held on a node that does not respond": [
             *(tainted_node(UNREACHABLE, ready="Unknown"), runs("x", 8, "a", metadata=GONE)),
@@ -324,7 +330,9 @@ STATES: dict[tuple[str, str], dict[str, list[Object]]] = {
     },
     ("SchedulerFailed", JOB): {"an error": [A, refused("binding volumes: timeout", "SchedulerError")]},
     ("VolumeClaimNotBound", "persistentvolumeclaim/team/data"): {
-        "volume unbound": [A, claim("Pending", storageClassName="fast"), mounts("data", reasons=UNBOUND)]
+        "volume unbound": [A, claim("Pending", storageClassName="fast"), mounts("data", reasons=UNBOUND)],
+        "volume lost": [A, claim("Lost", volumeName="pv-1"), mounts("data", reasons=LOST)],
+        "volume lost, in words of a node": [A, claim("Lost", volumeName="pv-1"), mounts("data", reasons=LOST_BY_NODE)],
     },
     ("VolumeClaimMissing", "persistentvolumeclaim/team/data"): {
         "volume missing": [A, mounts("data", reasons='persistentvolumeclaim "data" not found')]
@@ -540,6 +548,37 @@ def test_shortage_of_nodes_without_gpus_is_no_cause() -> None:
     text = f"1 Insufficient {GPU}, 1 node(s) had untolerated taint {{dedicated: vision}}"
     assert results(judged(A, node("cpu", None), waits(text))) == [(CLOSED, JOB)]
     assert results(judged(A, B, waits(text))) == [("InsufficientResource", GPUS)]
+
+
+@pytest.mark.parametrize(
+    ("config", "state", "step"),
+    [
+        ("all-1g.10gb", "failed", "Leave the workload: it starts once node/a has its profiles"),
+        ("all-1g.10gb", "pending", "Leave the workload: it starts once node/a has its profiles"),
+        ("all-balanced", "rebooting", "Leave the workload: it starts once node/a has its profiles"),
+        ("all-3g.40gb", "failed", "Without MIG: set `nvidia.com/mig.config` on a node"),
+        ("all-1g.10gb", "success", "Without MIG: set `nvidia.com/mig.config` on a node"),
+    ],
+)
+def test_slice_that_waits_for_the_mig_manager_gets_no_advice_on_strategies(config: str, state: str, step: str) -> None:
+    labels = {"nvidia.com/mig.config": config, "nvidia.com/mig.config.state": state}
+    every = judged(node("a", labels=labels), asks(MIG)).problems
+    found = [each.found for problem in every for each in (problem, *problem.consequences)]
+    (slice_waits,) = (each for each in found if each.cause.name == "MigProfileAbsent")
+    assert any(step in text for text in slice_waits.remedy)
+
+
+def test_slice_of_gpus_that_cannot_be_partitioned_becomes_a_whole_gpu() -> None:
+    (problem,) = judged(node("a", labels={"nvidia.com/mig.capable": "false"}), asks(MIG)).problems
+    assert problem.found.remedy[0].startswith(f"Request {GPU}: no GPU of these nodes can be partitioned")
+
+
+def test_node_without_any_pods_in_its_status_is_named() -> None:
+    silent = node("a")
+    del silent["status"]["allocatable"]["pods"]
+    (problem,) = judged(silent, waits("1 Too many pods")).problems
+    assert problem.found.evidence == (f"node/a offers no pods; 8 {GPU} free",)
+    assert "maxPods" in problem.found.remedy[0]
 
 
 def test_absent_mig_profile_of_a_mixed_cluster_names_the_partition() -> None:

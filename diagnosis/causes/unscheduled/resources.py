@@ -72,6 +72,9 @@ _SHARES = (
     "Or let the pods that own whole GPUs request shares, too: KAI shares a GPU only among pods with the annotation "
     "`gpu-fraction` or `gpu-memory` and without the resource."
 )
+_KUBELET = (
+    "Find out on the node what its kubelet reserves (kubeReserved, systemReserved, maxPods), or why it reports no more"
+)
 _GPU = "nvidia.com/gpu"
 _MOST_NODES = 8
 _MOST_HOLDERS = 4
@@ -140,7 +143,8 @@ def find_shortages(
     if too_large is not None:
         yield too_large
         return
-    faults = [*_stuck(snapshot, waiting, nodes), *_unhealthy(snapshot, waiting, nodes), *_used_up(waiting, nodes)]
+    faults = [*_stuck(snapshot, waiting, nodes), *_unhealthy(snapshot, waiting, nodes)]
+    faults += [*_unreported(waiting, nodes), *_used_up(waiting, nodes)]
     yield from faults
     if not faults:
         subjects = (*(use.node.subject for use in silent), *stack(snapshot)) if silent else ()
@@ -234,18 +238,34 @@ def _unhealthy(snapshot: Snapshot, waiting: Waiting, nodes: Iterable[NodeUse]) -
             yield FoundCause(UNHEALTHY, node.subject, (numbers,), (), waiting.names, because_of=because)
 
 
+def _unreported(waiting: Waiting, nodes: Sequence[NodeUse]) -> Iterator[FoundCause]:
+    """Yield nodes with enough GPUs that offer no CPU, memory or pods at all, which nothing on them uses up."""
+    asked_gpus = {name: asked for name, asked in waiting.counted.items() if is_accelerator(name)}
+    for use in nodes:
+        absent = sorted(name for name in waiting.counted if name in HOST and not offers(use.node, name))
+        if absent and use.fits(asked_gpus):
+            evidence = f"{use.node.subject} offers no {' and no '.join(absent)}; {_gpus_free(use, waiting)} free"
+            see = f"See its status: {kubectl('describe', use.node.meta)}"
+            remedy = (f"{_KUBELET}, with `journalctl -u kubelet`; then restart it.", see)
+            yield FoundCause(refused.NOT_READY, use.node.subject, (evidence,), remedy, waiting.names)
+
+
+def _gpus_free(use: NodeUse, waiting: Waiting) -> str:
+    return ", ".join(f"{shown(device, use.free(device))} {device}" for device in waiting.devices) or "devices"
+
+
 def _used_up(waiting: Waiting, nodes: Sequence[NodeUse]) -> Iterator[FoundCause]:
     """Yield resources other than GPUs that are used up on nodes where enough GPUs are free."""
     asked_gpus = {name: asked for name, asked in waiting.counted.items() if is_accelerator(name)}
     with_gpus = [use for use in nodes if use.fits(asked_gpus)]
     for name, asked in sorted(waiting.counted.items()):
-        short = [use for use in with_gpus if use.free(name) < asked]
+        short = [use for use in with_gpus if use.free(name) < asked and (name not in HOST or offers(use.node, name))]
         unhealthy = is_extended(name) and any(offers(use.node, name) < asked <= has(use.node, name) for use in nodes)
         if not short or unhealthy:
             continue
         evidence = [f"one pod requests {shown(name, asked)} {name}"]
         for use in short[:_MOST_NODES]:
-            free = ", ".join(f"{shown(device, use.free(device))} {device}" for device in waiting.devices) or "devices"
+            free = _gpus_free(use, waiting)
             amounts = f"{shown(name, use.free(name))} of {shown(name, offers(use.node, name))} {name} free"
             evidence.append(f"{use.node.subject}: {free} free, but only {amounts}; used by {_holders(use, name)}")
         see = kubectl("describe", short[0].node.meta)

@@ -81,7 +81,8 @@ CAUSES = (MISSPELLED, MIG_PROFILE_ABSENT, ONLY_MIG, RENAMED, ABSENT, EFA_BY_NAME
 _MIG = "nvidia.com/mig-"
 _SHARED = ".shared"
 _WHOLE = "nvidia.com/gpu"
-_STRATEGY = "nvidia.com/mig.strategy"
+_STRATEGY, _CONFIG, _STATE = "nvidia.com/mig.strategy", "nvidia.com/mig.config", "nvidia.com/mig.config.state"
+_CAPABLE = "nvidia.com/mig.capable"
 _NVIDIAS = "nvidia.com/"
 _KNOWN = frozenset((_WHOLE, "amd.com/gpu"))
 _MOST = 5
@@ -183,8 +184,9 @@ def nearest(name: str, there: Iterable[str]) -> str:
 
 def _other_profiles(snapshot: Snapshot, name: str, mig: list[str], there: Counter[str]) -> tuple[str, ...]:
     profile = name.removeprefix(_MIG)
-    if unfinished := [node.subject for node in snapshot.nodes if _is_to_have(node, profile)]:
-        return (f"Keep the workload: {named(unfinished, _MOST)} has not the profiles yet that its label requests.",)
+    if changing := [node for node in snapshot.nodes if _awaits_profile(node, profile)]:
+        state = changing[0].meta.labels[_STATE]
+        return (f"Leave the workload: it starts once {changing[0].subject} has its profiles ({_STATE}={state}).",)
     partition = f"partition a node into {profile} by its label `nvidia.com/mig.config`"
     if mig:
         near = nearest(name, mig)
@@ -192,16 +194,19 @@ def _other_profiles(snapshot: Snapshot, name: str, mig: list[str], there: Counte
         return first, f"Or {partition}."
     if any(node.meta.labels.get(_STRATEGY) == "mixed" for node in snapshot.nodes):
         return (f"P{partition[1:]}.",)
+    capable = {node.meta.labels[_CAPABLE] for node in snapshot.nodes if _CAPABLE in node.meta.labels}
+    if capable == {"false"} and _WHOLE in there:
+        return (f"Request {_WHOLE}: no GPU of these nodes can be partitioned ({_CAPABLE}=false).",)
     mixed = "Without MIG: set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin."
     single = f"With MIG strategy single, request {_WHOLE}; the label nvidia.com/gpu.product shows the profile."
     return (single, mixed) if _WHOLE in there else (mixed,)
 
 
-def _is_to_have(node: Node, profile: str) -> bool:
-    """Whether the MIG manager has not set the node's profiles, and they are this one or those of an own name."""
-    labels = node.meta.labels
-    state, wanted = labels.get("nvidia.com/mig.config.state", "success"), labels.get("nvidia.com/mig.config", "")
-    return state != "success" and (wanted == f"all-{profile}" or (bool(wanted) and not wanted.startswith("all-")))
+def _awaits_profile(node: Node, profile: str) -> bool:
+    """Whether the MIG manager has not yet given the node profiles that may contain this one."""
+    wanted, state = node.meta.labels.get(_CONFIG, ""), node.meta.labels.get(_STATE, "")
+    contains = wanted in (f"all-{profile}", "all-balanced") or not wanted.startswith("all-")
+    return has_nvidia(node) and state in ("failed", "pending", "rebooting") and contains
 
 
 def _offered(there: Counter[str]) -> str:

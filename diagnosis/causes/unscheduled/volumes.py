@@ -56,6 +56,9 @@ PORTS = _scheduled(
 CAUSES = (UNBOUND, MISSING, ELSEWHERE, BUSY, OTHER_PODS, PORTS)
 
 _MOST = 5
+_LOST = "Lost"
+"""Phase of a claim whose volume was deleted."""
+_ANEW = "save the claim's manifest, delete the claim, create it again"
 _PROVISIONED = 1.0
 """Minutes in which a provisioner creates a volume."""
 _NEARER = (
@@ -66,6 +69,10 @@ _NEARER = (
 
 def find_unbound(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield claims without a volume, which a scheduler judges before any node."""
+    lost = [claim for claim in _own_claims(snapshot, waiting) if claim.phase == _LOST]
+    if lost:
+        yield from (_without_volume(snapshot, waiting, claim) for claim in lost)
+        return
     for reason in waiting.reasons(ReasonSubject.VOLUME_MISSING):
         yield from _missing(snapshot, waiting, reason)
     for reason in waiting.reasons(ReasonSubject.VOLUME_UNBOUND):
@@ -108,7 +115,7 @@ def are_settled(snapshot: Snapshot, waiting: Waiting) -> bool:
     if not claims or len(claims) < len(set(waiting.spec.volume_claims)):
         return False
     return not any(
-        claim.meta.deleted is not None
+        claim.meta.deleted is not None or claim.phase == _LOST
         if claim.volume
         else older(snapshot, claim.meta.created, _PROVISIONED)
         or any(event.warning for event in snapshot.events_about.get(claim.meta.subject, ()))
@@ -133,6 +140,18 @@ def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason, claim: V
     remedy = tuple(_bind(claim, " ".join(messages[-1:])))
     evidence = (state, waiting.quote(reason), *messages[-1:])
     return waiting.found(UNBOUND, *evidence, subject=claim.meta.subject, remedy=remedy)
+
+
+def _without_volume(snapshot: Snapshot, waiting: Waiting, claim: VolumeClaim) -> FoundCause:
+    events = (event.message for event in snapshot.events_about.get(claim.meta.subject, ()) if event.warning)
+    state = f"{claim.meta.subject}: phase Lost, its persistentvolume/{claim.volume} no longer exists"
+    save = command("kubectl", "-n", claim.meta.namespace, "get", "pvc", claim.meta.name, "-o", "yaml")
+    again = f"create the PersistentVolume {claim.volume} for it again, with `claimRef` to this claim and its uid"
+    remedy = (
+        f"Look for the storage of the volume where it was provisioned. If it exists, {again}: {save}",
+        f"If it is gone, so is the data: {_ANEW}, and restore the data from a backup.",
+    )
+    return waiting.found(UNBOUND, state, *list(events)[-1:], subject=claim.meta.subject, remedy=remedy)
 
 
 def _bind(claim: VolumeClaim, message: str) -> Iterator[str]:
