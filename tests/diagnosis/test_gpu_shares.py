@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from diagnosis.model import Certainty
+from tests.diagnosis.hami.clusters import card, scheduler, shared
 from tests.diagnosis.states import GPU, Object, condition, container, event, judged, node, pod, results
 
 LABEL = "nvidia.com/gpu.memory"
@@ -267,6 +268,31 @@ def test_failed_binding_before_a_newer_refusal_is_past() -> None:
     assert results(judged(ONE, WHOLE, waits)) == [("GpusAllInUse", GPUS)]
 
 
+KAI = pod("kai-scheduler-default-5d", 0, on="a", namespace="kai-scheduler", spec={"schedulerName": "default-scheduler"})
+OLD_KAI = pod("scheduler-5d", 0, on="a", namespace="kai-scheduler")
+
+
+@pytest.mark.parametrize("scheduler", [KAI, OLD_KAI], ids=["named after KAI", "named by its namespace"])
+def test_pod_that_kai_passes_over_is_reported(scheduler: Object) -> None:
+    labels = {"kai.scheduler/queue": "vision", "kai.scheduler/node-pool": "h100"}
+    waits = pod("t", 0, labels=labels, annotations={"gpu-fraction": "0.5"}, spec={"schedulerName": "kai-scheduler"})
+    diagnosis = judged(ONE, scheduler, waits)
+    assert results(diagnosis) == [("QueueMissing", T)]
+    assert "label kai.scheduler/queue=vision" in diagnosis.problems[0].found.evidence
+    assert "kai.scheduler/node-pool=h100 needs a SchedulingShard" in " ".join(diagnosis.problems[0].found.remedy)
+
+
+def test_pod_that_kai_has_just_got_or_refused_has_no_missing_queue() -> None:
+    new = pod("t", 0, age=5, annotations={"gpu-fraction": "0.5"}, spec={"schedulerName": "kai-scheduler"})
+    assert results(judged(ONE, KAI, new)) == []
+    assert results(judged(ONE, WHOLE, KAI, asks(NO_GPUS, gpu_fraction="0.5"))) == [("GpusAllInUse", GPUS)]
+
+
+def test_missing_kai_is_a_missing_scheduler() -> None:
+    waits = pod("t", 0, annotations={"gpu-fraction": "0.5"}, spec={"schedulerName": "kai-scheduler"})
+    assert results(judged(ONE, waits)) == [("SchedulerNotThere", T)]
+
+
 VENDORS = {
     "huawei.com/Ascend910B3": "GpuResourceAbsent",
     "cambricon.com/vmlu": "GpuResourceAbsent",
@@ -288,6 +314,18 @@ def test_accelerator_of_another_vendor_is_judged(resource: str) -> None:
     assert results(judged(node("a", None), waits)) == [("GpuResourceAbsent", f"resource/{resource}")]
     assert results(judged(offers, busy, waits)) == [("GpusAllInUse", f"resource/{resource}")]
     assert results(judged(offers, busy)) == []
+
+
+def test_share_of_another_vendor_that_hami_does_not_manage_is_enabled_in_its_chart() -> None:
+    memory = "huawei.com/Ascend910B3-memory"
+    asked = [container("main", 0, resources={"huawei.com/Ascend910B3": "1", memory: "28672"})]
+    message = f"0/1 nodes are available: 1 Insufficient {memory}."
+    waits = pod("t", 0, containers=asked, spec={"schedulerName": "hami-scheduler"}, conditions=refused(message))
+    offers = node("a", None, capacity={"huawei.com/Ascend910B3": "32"}, allocatable={"huawei.com/Ascend910B3": "32"})
+    state = [offers, shared("b", card(0)), scheduler(), waits]
+    assert ("GpuResourceAbsent", f"resource/{memory}") in results(judged(*state))
+    found = next(each.found for each in judged(*state).problems if each.found.subject == f"resource/{memory}")
+    assert "devices.ascend.enabled=true" in found.remedy[-1]
 
 
 def test_vgpus_of_volcano_are_explained_by_cards() -> None:

@@ -544,6 +544,45 @@ def test_message_is_quoted_without_the_nodes(reasons: str) -> None:
     assert consequences(diagnosis.problems[0]) == short
 
 
+@pytest.mark.parametrize(
+    ("waits", "of", "step"),
+    [
+        (group(), queue(), "raise its capability: `kubectl patch queues.scheduling.volcano.sh vision --type=merge"),
+        (group(gpus=16, age=4), queue(0), '"nvidia.com/gpu":"16"'),
+        (group(age=4), queue(0, state="Closed"), "vcctl queue operate -a open -n vision"),
+        (group(age=4), None, "Name an existing queue in `spec.queue`"),
+    ],
+    ids=["in line", "too large", "closed", "no queue"],
+)
+def test_group_that_volcano_holds_gets_the_step_that_ends_it(waits: Object, of: Object | None, step: str) -> None:
+    (problem,) = judged(A, waits, *filter(None, [of])).problems
+    assert step in problem.found.remedy[0]
+
+
+TOO_LARGE = (
+    "couldn't assign flavors to pod set main: insufficient quota for nvidia.com/gpu in flavor h, previously considered "
+    "podsets requests (0) + current podset request (16) > maximum capacity (8)"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "step"),
+    [
+        (IN_LINE, "or raise its nominalQuota of nvidia.com/gpu in flavor h by 2: `kubectl edit"),
+        (TOO_LARGE, "Request at most 8 nvidia.com/gpu, or raise its nominalQuota in flavor h"),
+        ("resource nvidia.com/gpu unavailable in ClusterQueue", "Add nvidia.com/gpu to `coveredResources`"),
+        ("ClusterQueue main is inactive", "Make the ClusterQueue active"),
+    ],
+)
+def test_refusal_by_kueue_names_the_quota_to_change(message: str, step: str) -> None:
+    local = obj("LocalQueue", "vision", "team", spec={"clusterQueue": "main"}) | {
+        "apiVersion": "kueue.x-k8s.io/v1beta1"
+    }
+    (problem,) = judged(A, queued("Pending", message), local).problems
+    assert step in problem.found.remedy[0]
+    assert "clusterqueues.kueue.x-k8s.io main`" in problem.found.remedy[0]
+
+
 def test_shortage_of_nodes_without_gpus_is_no_cause() -> None:
     text = f"1 Insufficient {GPU}, 1 node(s) had untolerated taint {{dedicated: vision}}"
     assert results(judged(A, node("cpu", None), waits(text))) == [(CLOSED, JOB)]

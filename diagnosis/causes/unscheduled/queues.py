@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
+
+from msgspec import Struct
 
 from diagnosis.causes.unscheduled.schedulers import NO_SCHEDULER, PATIENCE
 from diagnosis.causes.unscheduled.waiting import group_of, unplaced
@@ -57,6 +61,7 @@ LOOP = _scheduled(
     urgent=True,
 )
 
+_VOLCANOS = "queues.scheduling.volcano.sh"
 _WORKLOADS = "workloads.kueue.x-k8s.io"
 _QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 _ADMISSION, _TOPOLOGY = "kueue.x-k8s.io/admission", "kueue.x-k8s.io/topology"
@@ -64,6 +69,28 @@ _IN_LINE = timedelta(minutes=10)
 """Time until waiting for resources in use counts as a problem; it is long, because queues exist for that."""
 _UNUSED = "insufficient unused quota"
 """Kueue's message if the nominal quota suffices; else it writes `insufficient quota`, or names the maximum."""
+_STEPS = (
+    (
+        r"insufficient unused quota for (\S{1,320}) in flavor ([^\s,]{1,253}), (\S{1,40}) more needed",
+        "Wait for other workloads of the queue, stop some, or raise its nominalQuota of {0} in flavor {1} by {2}",
+    ),
+    (
+        (
+            r"insufficient quota for (\S{1,320}) in flavor ([^\s,]{1,253}), .{0,200}maximum capacity "
+            r"\((?:\S{1,40} > )?([^)\s]{1,40})\)"
+        ),
+        "Request at most {2} {0}, or raise its nominalQuota in flavor {1}",
+    ),
+    (
+        r"resource (\S{1,320}) unavailable in ClusterQueue",
+        "Add {0} to `coveredResources` and to a flavor of the ClusterQueue",
+    ),
+    (
+        r"ClusterQueue \S{1,253} is (?:inactive|stopped)",
+        "Make the ClusterQueue active: its conditions name what it lacks",
+    ),
+)
+"""What ends Kueue's refusals, by its words."""
 _PREFIXES = ("requests.", "limits.")
 _TERMINATED, _EVENT = "TerminatedByKueue", "PodTerminatedByKueue"
 _HOST = "kubernetes.io/hostname"
@@ -128,9 +155,19 @@ def _held_by_kueue(snapshot: Snapshot, workload: Queued) -> FoundCause:
     elif local is None and snapshot.sees("LocalQueue"):
         known = named(local_queues, _MOST) or "another"
         remedy.append(f"There is no LocalQueue {workload.queue} in {namespace}: create it, or name {known}.")
+    above = local.above if local is not None else ""
+    remedy += _by_words(" ".join(condition.message for condition in workload.conditions), above)
     remedy.append(f"Check its queue: {command('kubectl', '-n', namespace, 'describe', _WORKLOADS, workload.meta.name)}")
     where = subject("LocalQueue", namespace, workload.queue) if workload.queue else maker
     return FoundCause(KUEUE, where, tuple(evidence), tuple(remedy), (maker,))
+
+
+def _by_words(message: str, cluster_queue: str) -> Iterator[str]:
+    """Yield how the ClusterQueue, or the request, is changed so that Kueue admits the workload."""
+    edit = command("kubectl", "edit", "clusterqueues.kueue.x-k8s.io", *filter(None, (cluster_queue,)))
+    for words, step in _STEPS:
+        if (found := re.search(words, message, re.ASCII | re.DOTALL)) is not None:
+            yield f"{step.format(*found.groups())}: {edit}" if cluster_queue else f"{step.format(*found.groups())}."
 
 
 def _maker(meta: Meta) -> str:
@@ -150,35 +187,56 @@ def find_groups(snapshot: Snapshot) -> Iterator[FoundCause]:
     for group in waiting:
         asks = any(is_gpu(name.removeprefix(prefix)) for name in group.least for prefix in ("", *_PREFIXES))
         if asks or (group.meta.namespace, group.meta.name) in of_gpus:
-            lasting, passing = _obstacles(snapshot, group, queues)
-            if not snapshot.is_new(group.meta, PATIENCE if lasting else _IN_LINE) and group.meta.created is not None:
-                yield _held_by_volcano(snapshot, group, lasting, passing)
+            obstacles = list(_obstacles(snapshot, group, queues))
+            patience = PATIENCE if any(each.lasts for each in obstacles) else _IN_LINE
+            if not snapshot.is_new(group.meta, patience) and group.meta.created is not None:
+                yield _held_by_volcano(snapshot, group, obstacles)
 
 
-def _obstacles(snapshot: Snapshot, group: PodGroup, queues: Mapping[str, GroupQueue]) -> tuple[list[str], list[str]]:
-    """Return obstacles that remain, however long the group waits, and those that end when other groups end."""
-    queue, lasting, passing = queues.get(group.queue), [], []
+class _Obstacle(Struct, frozen=True):
+    """What keeps Volcano from admitting a group, and the step that ends it. `lasts`: however long the group waits."""
+
+    text: str
+    step: str
+    lasts: bool = True
+
+
+def _obstacles(snapshot: Snapshot, group: PodGroup, queues: Mapping[str, GroupQueue]) -> Iterator[_Obstacle]:
+    queue, names = queues.get(group.queue), named(sorted(queues), _MOST) or "none"
+    if queue is None and snapshot.sees("Queue"):
+        missing = f"queue {group.queue} does not exist; existing queues: {names}"
+        yield _Obstacle(missing, f"Name an existing queue in `spec.queue` of the workload, or create {group.queue}.")
     if queue is None:
-        known = named(sorted(queues), _MOST) or "none"
-        missing = f"queue {group.queue} does not exist; existing queues: {known}"
-        return [missing] if snapshot.sees("Queue") else [], []
+        return
     if queue.state in ("Closed", "Closing"):
-        lasting.append(f"{queue.meta.subject} is {queue.state}: it accepts no further groups")
+        closed = f"{queue.meta.subject} is {queue.state}: it accepts no further groups"
+        yield _Obstacle(
+            closed, f"Open it with Volcano's `vcctl queue operate -a open -n {group.queue}`, or name another."
+        )
     for name, text in group.least.items():
         asked, most = amount(text), amount(queue.most.get(name, ""))
         given = amount(queue.given.get(name, "0")) or ZERO
         if asked is None or most is None or given + asked <= most:
             continue
         requests = f"the group requests {shown(name, asked)}"
+        raised = _raised(group.queue, name, given + asked)
         if asked > most:
-            lasting.append(f"{requests} {name} at once, and the queue may have {shown(name, most)}")
+            bound = f"{requests} {name} at once, and the queue may have {shown(name, most)}"
+            yield _Obstacle(
+                bound, f"Request at most {shown(name, most)} {name} at once, or raise the capability: {raised}"
+            )
         else:
-            allocated = f"{shown(name, given)} of {shown(name, most)} {name} are allocated"
-            passing.append(f"queue {group.queue}: {allocated}, and {requests}")
-    return lasting, passing
+            allocated = f"queue {group.queue}: {shown(name, given)} of {shown(name, most)} {name} are allocated"
+            step = f"Wait for other groups of the queue, stop some, or raise its capability: {raised}"
+            yield _Obstacle(f"{allocated}, and {requests}", step, lasts=False)
 
 
-def _held_by_volcano(snapshot: Snapshot, group: PodGroup, lasting: Sequence[str], passing: Sequence[str]) -> FoundCause:
+def _raised(queue: str, resource: str, needed: Decimal) -> str:
+    patch = json.dumps({"spec": {"capability": {resource: f"{needed.normalize():f}"}}}, separators=(",", ":"))
+    return command("kubectl", "patch", _VOLCANOS, queue, "--type=merge", "-p", patch)
+
+
+def _held_by_volcano(snapshot: Snapshot, group: PodGroup, obstacles: Sequence[_Obstacle]) -> FoundCause:
     maker = _maker(group.meta)
     # Volcano's newest message about the group: an event of any type, or a condition.
     events = [each for each in snapshot.events_about.get(group.meta.subject, ()) if each.reason == "Unschedulable"]
@@ -186,15 +244,16 @@ def _held_by_volcano(snapshot: Snapshot, group: PodGroup, lasting: Sequence[str]
         each for each in group.conditions if each.type == "Unschedulable" and each.status == "True" and each.message
     ]
     messages = [f"Volcano: {each.message}" for each in (events or conditions)[-1:]]
-    see = command("kubectl", "describe", "queues.scheduling.volcano.sh", group.queue)
+    see = command("kubectl", "describe", _VOLCANOS, group.queue)
     look = command(
         "kubectl", "-n", group.meta.namespace, "describe", "podgroups.scheduling.volcano.sh", group.meta.name
     )
+    steps = [each.step for each in obstacles] or [f"Check its queue's quota and use: {see}"]
     return FoundCause(
         HELD,
-        subject("Queue", "", group.queue) if lasting else group.meta.subject,
-        (f"{group.meta.subject}: phase Pending, queue {group.queue}", *lasting, *passing, *messages),
-        (f"Check its queue's quota and use: {see}", f"Check the group's total request: {look}"),
+        subject("Queue", "", group.queue) if any(each.lasts for each in obstacles) else group.meta.subject,
+        (f"{group.meta.subject}: phase Pending, queue {group.queue}", *(each.text for each in obstacles), *messages),
+        (*steps, f"Check the group's total request: {look}"),
         (maker,),
         because_of=origins((NO_SCHEDULER,), maker, group.meta.subject),
     )

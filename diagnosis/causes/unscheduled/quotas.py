@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from decimal import Decimal
 
 from msgspec import Struct
@@ -14,7 +15,9 @@ from diagnosis.facts.commands import command
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.quantity import amount
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
+from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import subject
+from diagnosis.snapshot.pods import Pod
 
 _queued = Family(Link.QUEUED, severity=CauseSeverity.MEDIUM)
 LIMIT = _queued(
@@ -34,6 +37,10 @@ MISSING = _queued(
 CAUSES = (LIMIT, MISSING)
 
 _QUEUES, _LABELS = "queues.scheduling.run.ai", ("kai.scheduler/queue", "runai/queue")
+_POOL = "kai.scheduler/node-pool"
+_OF_KAI = re.compile(r"\bkai\b|runai", re.ASCII)
+_SILENT = timedelta(minutes=10)
+"""Time in which KAI reports about a pod: its cycles last seconds, on large clusters minutes."""
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
 _OVER_LIMIT = re.compile(
     r"(?P<queue>\S{1,255}) quota has reached the allowable limit of (?P<resource>GPUs|CPU|memory).{1,60}"
@@ -125,8 +132,32 @@ def _raise(waiting: Waiting, queue: str, key: str, over: re.Match[str]) -> str:
     return f"Raise the queue's {key} of GPUs to {needed.normalize():f} (-1 is without a bound): {change}"
 
 
+def find_silent(snapshot: Snapshot, scheduler: str, pods: Sequence[Pod]) -> Iterator[FoundCause]:
+    """Yield pods about which KAI reports nothing, although it works: it skips pods of an unknown queue or node pool."""
+    if not _OF_KAI.search(scheduler) or not snapshot.sees("Event"):
+        return
+    evidence = f"schedulerName {scheduler}: no condition and no event about the pod, while the scheduler works"
+    log = command("kubectl", "-n", "kai-scheduler", "logs", "-l", "app=pod-grouper", "--tail=50")
+    for pod in (pod for pod in pods if not snapshot.is_new(pod.meta, _SILENT)):
+        where, steps = _queue_of(pod)
+        pool = pod.meta.labels.get(_POOL, "")
+        shards = command("kubectl", "get", "schedulingshards.kai.scheduler", "-o", "yaml")
+        more = (f"Its label {_POOL}={pool} needs a SchedulingShard of this value: {shards}",) if pool else ()
+        remedy = (*steps, *more, f"Read the log of KAI's pod-grouper, which assigns pods to queues: {log}")
+        yield FoundCause(
+            MISSING, snapshot.line(pod.meta)[-1], (evidence, where), remedy, (pod.subject,), Certainty.LIKELY
+        )
+
+
 def _missing(waiting: Waiting, queue: str, evidence: str) -> FoundCause:
-    labels = waiting.pods[0].meta.labels
+    where, remedy = _queue_of(waiting.pods[0])
+    certainty = Certainty.PROVEN if queue else Certainty.LIKELY
+    return waiting.found(MISSING, evidence, where, remedy=remedy, certainty=certainty)
+
+
+def _queue_of(pod: Pod) -> tuple[str, tuple[str, ...]]:
+    """Return how the pod names its queue, and the steps to a queue that exists."""
+    labels = pod.meta.labels
     label = next((f"label {key}={labels[key]}" for key in _LABELS if key in labels), "")
     see = command("kubectl", "get", _QUEUES, "-o", "custom-columns=NAME:.metadata.name,PARENT:.spec.parentQueue")
     other = f"Set the pod's label {_LABELS[0]} to a queue that has a parent and is no parent itself"
@@ -134,6 +165,4 @@ def _missing(waiting: Waiting, queue: str, evidence: str) -> FoundCause:
         f"See which queues exist, and which have a parent: {see}",
         f"{other}; or create the queue with `spec.parentQueue`, and its parent.",
     )
-    where = label or f"no label {_LABELS[0]}: KAI then assumes default-queue"
-    certainty = Certainty.PROVEN if queue else Certainty.LIKELY
-    return waiting.found(MISSING, evidence, where, remedy=remedy, certainty=certainty)
+    return label or f"no label {_LABELS[0]}: KAI then assumes default-queue", remedy

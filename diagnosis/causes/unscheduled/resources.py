@@ -246,7 +246,7 @@ def _unreported(waiting: Waiting, nodes: Sequence[NodeUse]) -> Iterator[FoundCau
         if absent and use.fits(asked_gpus):
             evidence = f"{use.node.subject} offers no {' and no '.join(absent)}; {_gpus_free(use, waiting)} free"
             see = f"See its status: {kubectl('describe', use.node.meta)}"
-            remedy = (f"{_KUBELET}, with `journalctl -u kubelet`; then restart it.", see)
+            remedy = (f"{_KUBELET}, by its configuration and its journal; then restart it.", see)
             yield FoundCause(refused.NOT_READY, use.node.subject, (evidence,), remedy, waiting.names)
 
 

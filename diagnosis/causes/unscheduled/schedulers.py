@@ -12,6 +12,7 @@ from itertools import islice
 from diagnosis.causes.admission import refused_workloads
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
+from diagnosis.causes.unscheduled.quotas import MISSING, find_silent
 from diagnosis.causes.unscheduled.waiting import Waiting, group_of, group_subject, unplaced, waits_for_group
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import is_ready
@@ -134,7 +135,7 @@ def find_untried(snapshot: Snapshot) -> Iterator[FoundCause]:
     # Those of most namespaces come first: the names that one tenant makes up do not displace those of others.
     order = sorted(pods_of_scheduler.items(), key=lambda item: (-len({pod.meta.namespace for pod in item[1]}), item[0]))
     for name, pods in islice(order, _MOST_SCHEDULERS):
-        yield from _not_there(snapshot, name, pods)
+        yield from _not_there(snapshot, name, pods) if _absence(snapshot, name) else find_silent(snapshot, name, pods)
 
 
 def _is_tried(snapshot: Snapshot, pod: Pod) -> bool:
@@ -163,8 +164,6 @@ def _pending_groups(snapshot: Snapshot) -> frozenset[str]:
 
 def _not_there(snapshot: Snapshot, name: str, pods: Sequence[Pod]) -> Iterator[FoundCause]:
     absence = _absence(snapshot, name)
-    if not absence:
-        return
     others = sorted({pod.spec.scheduler for pod in snapshot.pods if pod.spec.node and pod.spec.scheduler} - {name})
     running = ", ".join(others[:_MOST_NAMED])
     evidence = (
@@ -355,5 +354,5 @@ SEARCHES = (
         Search((NO_GROUP, GANG), ("Pod", kind_of(kind)), partial(find_held, kind), partial(_names_group, kind))
         for kind in _RESOURCES
     ),
-    Search((NO_SCHEDULER, GANG), ("Pod",), find_untried),
+    Search((NO_SCHEDULER, GANG, MISSING), ("Pod",), find_untried),
 )

@@ -15,9 +15,10 @@ from diagnosis.facts.components import Component, Role, components, is_for, is_r
 from diagnosis.facts.components import refused as refusing_taints
 from diagnosis.facts.efa import EFA_CLASS, PORT_DOWN, claimable_nodes
 from diagnosis.facts.gpu_nodes import EFA, has_gpu, has_nvidia, is_changed, is_for_machines, switched_off
-from diagnosis.facts.gpu_requests import is_gpu, meant_as_gpu
+from diagnosis.facts.gpu_requests import is_accelerator, is_gpu, meant_as_gpu
 from diagnosis.facts.placement import is_extended, nodes_with, selects
 from diagnosis.facts.quantity import counted, shown
+from diagnosis.hami.installation import Installation, installation_of
 from diagnosis.model import Cause, CauseSeverity, Family, FoundCause, Link, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
@@ -102,6 +103,9 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, name: str) -> Iterator[Fou
     if name == EFA and (claimable := claimable_nodes(snapshot)):
         yield _by_claim(snapshot, waiting, sorted(claimable))
         return
+    if waiting.hami and is_accelerator(name) and (installed := installation_of(snapshot, waiting.pods[0])) is not None:
+        yield _not_managed(waiting, name, installed)
+        return
     there = Counter({each: number for each, number in nodes_with(snapshot).items() if is_extended(each)})
     cause, remedy = _intended(snapshot, name, there)
     if cause is not ABSENT:
@@ -132,6 +136,21 @@ def find_apart(snapshot: Snapshot, waiting: Waiting) -> FoundCause:
     evidence = f"one pod requests {names}; no node has all of them"
     remedy = "Request resources that one kind of node has, or let the device plugin offer them together."
     return waiting.found(MISSPELLED, evidence, remedy=(remedy,))
+
+
+def _not_managed(waiting: Waiting, name: str, installed: Installation) -> FoundCause:
+    """Return the result for a share that HAMi's scheduler does not know, so kube-scheduler looks for it on nodes."""
+    config_map = f"{installed.name}-scheduler-device"
+    settings = command("kubectl", "-n", installed.namespace, "get", "configmap", config_map, "-o", "yaml")
+    enabled = "enable it in HAMi's chart, for Ascend by `devices.ascend.enabled=true`, and run its device plugin"
+    remedy = (
+        f"Compare the name with HAMi's device settings: {settings}",
+        f"If they lack this vendor, {enabled}: HAMi's extender then manages the resource.",
+    )
+    evidence = f"{shown(name, waiting.asked[name])} {name} requested from {waiting.spec.scheduler}; no node has any"
+    return waiting.found(
+        ABSENT, evidence, f"the scheduler: {waiting.message}", subject=f"resource/{name}", remedy=remedy
+    )
 
 
 def _by_claim(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[str]) -> FoundCause:
