@@ -52,10 +52,6 @@ class GpuShare(Struct, frozen=True):
     fraction: Decimal | None = None
     memory: Decimal | None = None
 
-    def portion(self, whole: Decimal | None) -> Decimal | None:
-        """Return the requested portion of a GPU with `whole` MiB; None if it is unknown."""
-        return self.memory / whole if self.memory is not None and whole else self.fraction
-
 
 def share_of(pod: Pod) -> GpuShare | None:
     """Return the share that the pod requests; None if its scheduler does not read such annotations."""

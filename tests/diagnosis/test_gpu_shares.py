@@ -161,6 +161,8 @@ def test_label_set_by_hand_ends_the_finding() -> None:
     waits = asks(NO_MEMORY, gpu_memory="2000")
     assert steps(node("a", 1, labels=PRODUCT), waits).endswith(f"`kubectl label node a {LABEL}=1024000`")
     assert "gfd.enabled=true" in steps(node("a", 1), waits)
+    discrete = node("a", 1, labels={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    assert "1024000" not in steps(discrete, waits)
 
     labelled = node("a", 1, labels=PRODUCT | {LABEL: "1024000"})
     assert results(judged(labelled, waits)) == [("NoNodeFits", T)]  # until KAI tries again, its words remain
@@ -279,7 +281,9 @@ def test_pod_that_kai_passes_over_is_reported(scheduler: Object) -> None:
     diagnosis = judged(ONE, scheduler, waits)
     assert results(diagnosis) == [("QueueMissing", T)]
     assert "label kai.scheduler/queue=vision" in diagnosis.problems[0].found.evidence
-    assert "kai.scheduler/node-pool=h100 needs a SchedulingShard" in " ".join(diagnosis.problems[0].found.remedy)
+    assert "Create a SchedulingShard for the pod's label kai.scheduler/node-pool=h100" in " ".join(
+        diagnosis.problems[0].found.remedy
+    )
 
 
 def test_pod_that_kai_has_just_got_or_refused_has_no_missing_queue() -> None:

@@ -102,13 +102,6 @@ def test_mps_needs_the_chart() -> None:
     assert "install that chart" in step
 
 
-def test_google_shares_by_its_node_pool() -> None:
-    (step,) = found(
-        A, *FULL, config(), *plugin(name="nvidia-gpu-device-plugin", labels={"k8s-app": "nvidia-gpu-device-plugin"})
-    )
-    assert "gpu-sharing-strategy" in step
-
-
 @pytest.mark.parametrize(
     ("labels", "default", "step"),
     [
@@ -128,7 +121,7 @@ def test_operators_plugin_that_chooses_no_key_is_explained(labels: dict[str, str
 def test_config_map_of_another_namespace_is_to_be_created_in_the_plugins() -> None:
     state = [A, *FULL, config("default"), *plugin()]
     (problem,) = diagnose(snapshot(*state)).problems
-    assert problem.found.steps[0].startswith(f"Create the ConfigMap {NAME} in the namespace {NS}")
+    assert problem.found.steps[0].startswith(f"Create {NAME} in {NS}, too")
 
 
 SHARED = node("a", 1, allocatable={GPU: "4"}, capacity={GPU: "4"}, labels={"nvidia.com/gpu.replicas": "4"})

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
 
-from msgspec import Struct
-
 from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.facts.commands import command
 from diagnosis.facts.placement import ZERO
@@ -61,36 +59,24 @@ _PREEMPTIBLE = (
 )
 
 
-class _Other(Struct, frozen=True):
-    """Refusal by another scheduler: its words with the name of the quota, and the fix."""
-
-    words: re.Pattern[str]
-    kind: str
-    step: str
-
-
 _OTHERS = (
-    _Other(
-        re.compile(r"Insufficient quotas.{0,100}quotaName: ([^\s,]{1,253})", re.ASCII),
-        "ElasticQuota",
-        "Raise `max` of the ElasticQuota {}, or stop pods of it: "
-        "`kubectl get elasticquotas.scheduling.sigs.k8s.io -A -o yaml`",
+    (
+        r"Insufficient quotas.{0,100}quotaName: ([^\s,]{1,253})",
+        "elasticquota",
+        "Raise `max` of the ElasticQuota {}, or stop its pods: `kubectl get elasticquotas.scheduling.sigs.k8s.io -A`",
     ),
-    _Other(
-        re.compile(
-            r"ElasticQuota (?:[^\s/]{1,63}/)?([^\s,]{1,253}) is more than (?:Max|Min)", re.ASCII | re.IGNORECASE
-        ),
-        "ElasticQuota",
-        "Raise `max` and `min` of the ElasticQuota {}, or stop pods of its namespace: "
-        "`kubectl get elasticquotas.scheduling.x-k8s.io -A -o yaml`",
+    (
+        r"ElasticQuota (?:[^\s/]{1,63}/)?([^\s,]{1,253}) is more than (?:Max|Min)",
+        "elasticquota",
+        "Raise `max` of the ElasticQuota {}, or stop its pods: `kubectl get elasticquotas.scheduling.x-k8s.io -A`",
     ),
-    _Other(
-        re.compile(r"(?:not|n't) fit in queue '?([\w.-]{0,252}\w)", re.ASCII),
-        "Queue",
-        "Raise `resources.max` of the queue {} in YuniKorn's ConfigMap, or stop applications of the queue: "
-        "`kubectl get configmaps -A --field-selector=metadata.name=yunikorn-configs -o yaml`",
+    (
+        r"(?:not|n't) fit in queue '?([\w.-]{0,252}\w)",
+        "queue",
+        "Raise `resources.max` of the queue {} in the ConfigMap yunikorn-configs, or stop applications of the queue.",
     ),
 )
+"""Refusals of Koordinator, CapacityScheduling and YuniKorn: words with the quota's name, its kind, and the fix."""
 
 
 def find_refused(waiting: Waiting) -> Iterator[FoundCause]:
@@ -101,10 +87,9 @@ def find_refused(waiting: Waiting) -> Iterator[FoundCause]:
     elif (missing := _NO_QUEUE.search(waiting.message)) is not None:
         yield _missing(waiting, missing[1] or "", evidence)
     else:
-        for other in _OTHERS:
-            if (over := other.words.search(waiting.message)) is not None:
-                remedy = (other.step.format(over[1]),)
-                yield waiting.found(LIMIT, evidence, subject=f"{other.kind.lower()}/{over[1]}", remedy=remedy)
+        for words, kind, step in _OTHERS:
+            if (over := re.search(words, waiting.message, re.ASCII | re.IGNORECASE)) is not None:
+                yield waiting.found(LIMIT, evidence, subject=f"{kind}/{over[1]}", remedy=(step.format(over[1]),))
 
 
 def _over(waiting: Waiting, over: re.Match[str], evidence: str) -> FoundCause:
@@ -134,19 +119,16 @@ def _raise(waiting: Waiting, queue: str, key: str, over: re.Match[str]) -> str:
 
 def find_silent(snapshot: Snapshot, scheduler: str, pods: Sequence[Pod]) -> Iterator[FoundCause]:
     """Yield pods about which KAI reports nothing, although it works: it skips pods of an unknown queue or node pool."""
-    if not _OF_KAI.search(scheduler) or not snapshot.sees("Event"):
-        return
     evidence = f"schedulerName {scheduler}: no condition and no event about the pod, while the scheduler works"
     log = command("kubectl", "-n", "kai-scheduler", "logs", "-l", "app=pod-grouper", "--tail=50")
-    for pod in (pod for pod in pods if not snapshot.is_new(pod.meta, _SILENT)):
-        where, steps = _queue_of(pod)
-        pool = pod.meta.labels.get(_POOL, "")
-        shards = command("kubectl", "get", "schedulingshards.kai.scheduler", "-o", "yaml")
-        more = (f"Its label {_POOL}={pool} needs a SchedulingShard of this value: {shards}",) if pool else ()
-        remedy = (*steps, *more, f"Read the log of KAI's pod-grouper, which assigns pods to queues: {log}")
-        yield FoundCause(
-            MISSING, snapshot.line(pod.meta)[-1], (evidence, where), remedy, (pod.subject,), Certainty.LIKELY
-        )
+    for pod in pods if _OF_KAI.search(scheduler) and snapshot.sees("Event") else ():
+        if not snapshot.is_new(pod.meta, _SILENT):
+            where, steps = _queue_of(pod)
+            pool = pod.meta.labels.get(_POOL)
+            more = (f"Create a SchedulingShard for the pod's label {_POOL}={pool}, if there is none.",) if pool else ()
+            remedy = (*steps, *more, f"Read the log of the pod-grouper, which assigns pods to queues: {log}")
+            maker = snapshot.line(pod.meta)[-1]
+            yield FoundCause(MISSING, maker, (evidence, where), remedy, (pod.subject,), Certainty.LIKELY)
 
 
 def _missing(waiting: Waiting, queue: str, evidence: str) -> FoundCause:

@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.gpu_requests import share_of
+from diagnosis.facts.gpu_requests import GpuShare, share_of
 from diagnosis.facts.placement import ZERO, NodeUse
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.symptoms import shortened
@@ -42,6 +42,8 @@ CAUSES = (UNLABELLED, UNBOUND)
 
 _GPU, _LABEL = "nvidia.com/gpu", "nvidia.com/gpu.memory"
 _PRODUCT = "nvidia.com/gpu.product"
+_UNIFIED = re.compile(r"GB10\b|Thor|Orin|Xavier", re.ASCII)
+"""Products whose GPU has no memory of its own."""
 _GROUP = "runai-gpu-group"
 _RESERVATIONS = ("kai-resource-reservation", "runai-reservation")
 _FAILED = re.compile(r"Failed to bind pod \S{1,320} to node (\S{1,253}): (.+)", re.ASCII | re.DOTALL)
@@ -76,21 +78,23 @@ def memory_of(node: Node) -> Decimal | None:
 
 def has_room(use: NodeUse, waiting: Waiting) -> bool:
     """Whether the node has room for a share: on GPUs that are shared already, or on free ones."""
-    share = waiting.share
-    wanted = share.portion(memory_of(use.node)) if share is not None else None
-    if (
-        share is None
-        or wanted is None
-        or not use.fits({name: value for name, value in waiting.counted.items() if name != _GPU})
-    ):
+    others = {name: value for name, value in waiting.counted.items() if name != _GPU}
+    wanted = _portion(use.node, waiting.share)
+    if waiting.share is None or wanted > 1 or not use.fits(others):
         return False
     used: defaultdict[str, Decimal] = defaultdict(Decimal)
     for pod in use.pods:
-        other = share_of(pod)
-        for group in _groups(pod) if other is not None else ():
-            portion = other.portion(memory_of(use.node)) if other is not None else None
-            used[group] += 1 if portion is None else portion
-    return sum(1 for portion in used.values() if portion + wanted <= 1) + use.free(_GPU) >= share.devices
+        for group in _groups(pod) if (share := share_of(pod)) is not None else ():
+            used[group] += _portion(use.node, share)
+    return sum(1 for portion in used.values() if portion + wanted <= 1) + use.free(_GPU) >= waiting.share.devices
+
+
+def _portion(node: Node, share: GpuShare | None) -> Decimal:
+    """Return the portion of a GPU of the node that a share takes; a whole one if it is unknown."""
+    memory = memory_of(node)
+    if share is None or share.memory is None:
+        return Decimal(1) if share is None or share.fraction is None else share.fraction
+    return share.memory / memory if memory else Decimal(1)
 
 
 def holder(use: NodeUse, pod: Pod) -> str:
@@ -151,16 +155,15 @@ def _unlabelled(waiting: Waiting, node: Node) -> FoundCause:
     )
     total = int((amount(node.capacity.get("memory", "")) or ZERO) / _MIB)
     by_hand = (
-        "GPU feature discovery runs, and the driver reports no memory of this board, as on boards with unified memory. "
-        "Set the label to the MiB that GPU pods may use together, for example all of the node: "
-        f"{kubectl('label', node.meta, f'{_LABEL}={total}')}"
+        "The board has unified memory, for which GPU feature discovery writes no label. Set it to the MiB that GPU "
+        f"pods may use together, for example all of the node: {kubectl('label', node.meta, f'{_LABEL}={total}')}"
     )
     run = (
-        "Run GPU feature discovery on the node: it writes the label. The GPU operator includes it; the device plugin's "
-        "chart runs it with the value `gfd.enabled=true`."
+        "GPU feature discovery writes the label: let it run on the node, and read its log there. The GPU operator "
+        "includes it; the device plugin's chart runs it with the value `gfd.enabled=true`."
     )
     instead = f"Or set the label {_LABEL} by hand, to the MiB of one GPU, which `nvidia-smi` shows on the node."
-    remedy = (by_hand,) if product else (run, instead)
+    remedy = (by_hand,) if total and _UNIFIED.search(product) else (run, instead)
     # KAI needs no label for a fraction, as far as its source shows.
     sure = waiting.share is not None and waiting.share.memory is not None
     certainty = Certainty.PROVEN if sure else Certainty.LIKELY

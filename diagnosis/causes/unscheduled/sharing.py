@@ -17,7 +17,6 @@ from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ConfigMap
 from diagnosis.snapshot.nodes import Node
-from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 UNREAD = _scheduled(
@@ -35,7 +34,18 @@ _SHARES = re.compile(r"^\s*(?:timeSlicing|mps)\s*:", re.MULTILINE)
 _MPS = re.compile(r"^\s*mps\s*:", re.MULTILINE)
 _REPLICAS = re.compile(r"^[\s-]*replicas\s*:\s*[\"']?(\d{1,5})\b", re.MULTILINE)
 _POLICIES = "clusterpolicies.nvidia.com"
-_MOST = 5
+_KEPT = (
+    "If Helm or another tool writes the ClusterPolicy, set `devicePlugin.config.name` and `.default` there, too: its "
+    "next run undoes the patch."
+)
+
+
+class _Reason(Struct, frozen=True):
+    """Reason why a plugin does not share GPUs."""
+
+    state: str
+    steps: tuple[str, ...]
+    certainty: Certainty = Certainty.PROVEN
 
 
 class _Config(Struct, frozen=True):
@@ -53,17 +63,14 @@ def find_unread(snapshot: Snapshot, nodes: Sequence[NodeUse], affected: tuple[st
     """Yield each device plugin of these nodes that ignores a sharing configuration, once."""
     for plugin in components(snapshot):
         config = _config_of(snapshot, plugin) if plugin.role is Role.DEVICE_PLUGIN else None
-        if config is None:
-            continue
-        for use in nodes:
-            runs = plugin.pod_on(use.node.name) is not None or is_for(plugin.spec, use.node)
-            found = _unread(snapshot, plugin, config, use.node) if runs and not _is_shared(use.node, config) else None
-            if found is not None:
-                state, remedy, certainty = found
-                shares = ", ".join(f"{key} ({number} replicas)" for key, number in config.replicas.items())
-                evidence = (f"{config.config_map.subject} shares GPUs by its keys: {shares}", state)
-                yield FoundCause(UNREAD, plugin.subject, evidence, tuple(remedy), affected, certainty)
-                break
+        whole = [use.node for use in nodes if config is not None and not _is_shared(use.node, config)]
+        served = (node for node in whole if plugin.pod_on(node.name) is not None or is_for(plugin.spec, node))
+        reasons = (_unread(snapshot, plugin, config, node) for node in served if config is not None)
+        reason = next(filter(None, reasons), None)
+        if config is not None and reason is not None:
+            shares = ", ".join(f"{key} ({number} replicas)" for key, number in config.replicas.items())
+            evidence = (f"{config.config_map.subject} shares GPUs by its keys: {shares}", reason.state)
+            yield FoundCause(UNREAD, plugin.subject, evidence, reason.steps, affected, reason.certainty)
 
 
 def _config_of(snapshot: Snapshot, plugin: Component) -> _Config | None:
@@ -94,86 +101,56 @@ def _is_shared(node: Node, config: _Config) -> bool:
     return copies(node) > 1 or offers(node, _GPU) >= least
 
 
-def _unread(
-    snapshot: Snapshot, plugin: Component, config: _Config, node: Node
-) -> tuple[str, Sequence[str], Certainty] | None:
-    """Return what the plugin reads instead, the steps to make it read the ConfigMap, and how sure that is."""
-    containers = plugin.spec.containers
+def _unread(snapshot: Snapshot, plugin: Component, config: _Config, node: Node) -> _Reason | None:
+    """Return why the plugin does not share the node's GPUs; None if it is not meant to, or that is not known."""
+    containers, keys = plugin.spec.containers, config.config_map.data
     if not any("CONFIG_FILE" in each.env or "config-file" in each.flags for each in containers):
-        state = f"{plugin.subject} has neither CONFIG_FILE nor --config-file"
-        return state, (*_created(plugin, config), *_named(snapshot, plugin, config)), Certainty.PROVEN
+        return _Reason(f"{plugin.subject} has neither CONFIG_FILE nor --config-file", _named(snapshot, plugin, config))
     managed = [each.env["DEFAULT_CONFIG"] for each in containers if "DEFAULT_CONFIG" in each.env]
-    if not managed:
-        return None  # one file, whose content is not known here
-    keys = config.config_map.data
     label, default = node.meta.labels.get(_LABEL, ""), next(filter(None, managed), "")
     # Without both, the chart's manager falls back to the key `default`, or to the only key; the operator's to none.
-    by_chart = ["default"] if "default" in keys else list(keys)[:1] if len(keys) == 1 else []
-    chosen = label or default or next(iter(by_chart if not _is_operators(snapshot, plugin) else ()), "")
-    if chosen in keys and chosen not in config.replicas:
-        return None  # this node is not to be shared
+    only = next(iter(keys)) if len(keys) == 1 else ""
+    fallback = "" if _is_operators(snapshot, plugin) else "default" if "default" in keys else only
+    chosen = label or default or fallback
+    if not managed or (chosen in keys and chosen not in config.replicas):
+        return None  # a file of unknown content, or a node that is not to be shared
+    labelled = kubectl("label", node.meta, f"{_LABEL}={config.key}", "--overwrite")
     if chosen in keys:
         restart = command("kubectl", "-n", plugin.meta.namespace, "rollout", "restart", "daemonset", plugin.meta.name)
-        state = f"{node.subject} uses the key {chosen}, and offers each GPU once"
-        return (
-            state,
-            (f"Restart the plugin: it reads a changed ConfigMap only when it starts. {restart}",),
-            Certainty.LIKELY,
-        )
-    existing = f"keys: {named(sorted(keys), _MOST)}"
+        steps = (f"Restart the plugin, which reads a ConfigMap when it starts: {restart}",)
+        return _Reason(f"{node.subject} uses the key {chosen}, and offers each GPU once", steps, Certainty.LIKELY)
     if label:
-        state = f"{node.subject} has the label {_LABEL}={label}, which is no key of the ConfigMap; {existing}"
-        return state, (f"Label it with a key: {_labelled(node, config)}",), Certainty.PROVEN
-    state = f"default {default} is no key of the ConfigMap" if default else "neither a default nor a label names a key"
-    by_label = f"Or for single nodes: {_labelled(node, config)}"
-    return f"{plugin.subject}: {state}; {existing}", (*_named(snapshot, plugin, config), by_label), Certainty.PROVEN
+        return _Reason(f"{node.subject}: label {_LABEL}={label} is no key of it", (f"Name a key: {labelled}",))
+    state = f"default {default} is no key of it" if default else "neither a default nor a label names a key"
+    return _Reason(f"{plugin.subject}: {state}", (*_named(snapshot, plugin, config), f"Or by node: {labelled}"))
 
 
-def _labelled(node: Node, config: _Config) -> str:
-    return kubectl("label", node.meta, f"{_LABEL}={config.key}", "--overwrite")
-
-
-def _created(plugin: Component, config: _Config) -> Iterator[str]:
-    meta = config.config_map.meta
-    if meta.namespace != plugin.meta.namespace:
-        yield (
-            f"Create the ConfigMap {meta.name} in the namespace {plugin.meta.namespace}, with the same data: the "
-            "plugin mounts only ConfigMaps of its own namespace."
-        )
-
-
-def _named(snapshot: Snapshot, plugin: Component, config: _Config) -> Iterator[str]:
-    """Yield how the plugin gets the ConfigMap's name, by its installer."""
-    name, labels, namespace = config.config_map.meta.name, plugin.meta.labels, plugin.meta.namespace
+def _named(snapshot: Snapshot, plugin: Component, config: _Config) -> tuple[str, ...]:
+    """Return how the plugin gets the ConfigMap's name, by its installer."""
+    meta, labels, namespace = config.config_map.meta, plugin.meta.labels, plugin.meta.namespace
     chart, release = labels.get("helm.sh/chart", ""), labels.get("app.kubernetes.io/instance", "")
-    if plugin.meta.name.startswith("nvidia-gpu-device-plugin"):
-        yield (
-            "On GKE, the node pool shares GPUs, not a ConfigMap: create a pool whose `--accelerator` has "
-            "`gpu-sharing-strategy` and `max-shared-clients-per-gpu`."
-        )
-    elif _is_operators(snapshot, plugin):
+    created = f"Create {meta.name} in {namespace}, too: the plugin mounts only ConfigMaps of its own namespace."
+    first = () if meta.namespace == namespace else (created,)
+    if _is_operators(snapshot, plugin):
         policy = next((each.meta.name for each in snapshot.cluster_policies), "cluster-policy")
-        wanted = {"spec": {"devicePlugin": {"config": {"name": name, "default": config.key}}}}
+        wanted = {"spec": {"devicePlugin": {"config": {"name": meta.name, "default": config.key}}}}
         patch = json.dumps(wanted, separators=(",", ":"))
         change = command("kubectl", "patch", _POLICIES, policy, "--type=merge", "-p", patch)
-        yield f"Name it in the ClusterPolicy: {change}"
-        yield (
-            "If Helm or another tool writes the ClusterPolicy, set `devicePlugin.config.name` and `.default` there, "
-            "too, because its next run undoes the patch."
-        )
-    elif release and chart.startswith("nvidia-device-plugin-"):
+        return (*first, f"Name it in the ClusterPolicy: {change}", _KEPT)
+    if release and chart.startswith("nvidia-device-plugin-"):
         at, version = f"--namespace={namespace}", f"--version={chart.removeprefix('nvidia-device-plugin-')}"
-        values = f"--set=config.name={name},config.default={config.key}"
+        values = f"--set=config.name={meta.name},config.default={config.key}"
         upgrade = command(
             "helm", "upgrade", release, "nvdp/nvidia-device-plugin", at, version, "--reuse-values", values
         )
-        yield f"Name it in the plugin's release: {upgrade}"
-    elif _MPS.search(config.config_map.data[config.key]):
-        yield f"MPS needs a daemon, which the plugin's chart runs: install that chart, with `config.name={name}`."
-    else:
-        container = next((each.name for each in plugin.spec.containers if not each.init), "")
-        mounted = kubectl("patch", plugin.meta, "-p", _mounted(container, name, config.key))
-        yield f"Mount it, and name its key: {mounted}"
+        return (*first, f"Name it in the plugin's release: {upgrade}")
+    if _MPS.search(config.config_map.data[config.key]):
+        return (
+            f"MPS needs a daemon, which the plugin's chart runs: install that chart, with `config.name={meta.name}`.",
+        )
+    container = next((each.name for each in plugin.spec.containers if not each.init), "")
+    mounted = kubectl("patch", plugin.meta, "-p", _mounted(container, meta.name, config.key))
+    return (*first, f"Mount it, and name its key: {mounted}")
 
 
 def _mounted(container: str, name: str, key: str) -> str:
