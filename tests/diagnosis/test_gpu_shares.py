@@ -263,6 +263,29 @@ def test_pod_that_kai_cannot_bind_is_reported(why: str, step: str) -> None:
     assert step in " ".join(found.remedy)
 
 
+def test_rejected_reservation_is_the_pod_to_look_at() -> None:
+    message = (
+        "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0"
+    )
+    failed = reserves("h", phase="Failed", status={"reason": "UnexpectedAdmissionError", "message": message})
+    why = "Failed to bind pod team/t to node a: Reached timeout waiting for GPU reservation pod"
+    waits = asks("", gpu_fraction="0.5")
+    waits["status"]["conditions"] = [condition("PodBound", "False", "BindingError", why)]
+    diagnosis = judged(ONE, WHOLE, failed, waits)
+    assert results(diagnosis) == [("GpusUnavailableAtAdmission", "node/a"), ("BindingFailed", T)]
+    remedy = diagnosis.problems[1].found.remedy
+    assert remedy[0].endswith("describe pod gpu-reservation-h`")
+    assert not any("RuntimeClass" in step for step in remedy)
+
+
+def test_request_that_is_not_judged_gets_its_schedulers_log() -> None:
+    runs = pod("koord-scheduler-0", 0, on="a", namespace="koordinator-system")
+    waits = asks("0/1 nodes are available: 1 not enough GPU resource.", "koord-scheduler")
+    remedy = steps(ONE, runs, waits)
+    assert "`kubectl -n koordinator-system logs koord-scheduler-0 --tail=200`" in remedy
+    assert "`kubectl -n team describe pod t`" in remedy
+
+
 def test_failed_binding_before_a_newer_refusal_is_past() -> None:
     bound = condition("PodBound", "False", "BindingError", "Failed to bind pod team/t to node a: x", minutes=50)
     waits = asks(NO_GPUS, gpu_fraction="0.5")

@@ -297,7 +297,7 @@ def _quoted(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     found = found or list(_by_reasons(waiting, _BY_REASON))
     yield from found
     if not found:
-        yield schedulers.unexplained(waiting, hami.above(snapshot, waiting.pods[0]))
+        yield schedulers.unexplained(snapshot, waiting, hami.above(snapshot, waiting.pods[0]))
 
 
 def _by_reasons(waiting: Waiting, subjects: Iterable[ReasonSubject]) -> Iterator[FoundCause]:

@@ -14,7 +14,7 @@ from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.unscheduled.device_claims import lacks_claims
 from diagnosis.causes.unscheduled.quotas import MISSING, find_silent
 from diagnosis.causes.unscheduled.waiting import Waiting, group_of, group_subject, unplaced, waits_for_group
-from diagnosis.facts.commands import command, kubectl
+from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import is_ready
 from diagnosis.facts.gangs import Gang, gang_of, group_message, is_held_back
 from diagnosis.facts.placement import ZERO, asked_by
@@ -105,7 +105,7 @@ def find_error(waiting: Waiting) -> Iterator[FoundCause]:
         yield waiting.found(ERROR, f"the scheduler: {waiting.message}", certainty=Certainty.LIKELY)
 
 
-def unexplained(waiting: Waiting, above: tuple[Origin, ...]) -> FoundCause:
+def unexplained(snapshot: Snapshot, waiting: Waiting, above: tuple[Origin, ...]) -> FoundCause:
     """Return a result with the scheduler's words, and the fix for them where it is known."""
     evidence = [f"the scheduler: {waiting.message}"]
     if waiting.share is not None:
@@ -115,6 +115,18 @@ def unexplained(waiting: Waiting, above: tuple[Origin, ...]) -> FoundCause:
         pods = counted(len(waiting.pods), "pod")
         evidence.append(f"{pods} with {unknown}; schedulerName {waiting.spec.scheduler}")
     steps = [step for words, step in _STEPS.items() if re.search(words, waiting.message, re.IGNORECASE)][:1]
+    if not steps:
+        see = kubectl("describe", waiting.pods[0].meta)
+        steps = [
+            f"Change what the scheduler's message names for each group of nodes. All messages about the pod: {see}"
+        ]
+        own = _pods_of_scheduler(snapshot, waiting.spec.scheduler)
+        if own and waiting.spec.scheduler not in ("", _DEFAULT):
+            steps.append(f"Read the scheduler's log about the pod: {logs(own[0].meta, '--tail=200')}")
+        if waiting.share is not None or not waiting.is_judged:
+            steps.append(
+                "See which pods own the GPUs, and stop some if none is left: `gpu-healthcheck status --allocation`"
+            )
     return waiting.found(UNEXPLAINED, *evidence, remedy=tuple(steps), certainty=Certainty.LIKELY, because_of=above)
 
 
@@ -141,7 +153,8 @@ def find_untried(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _is_tried(snapshot: Snapshot, pod: Pod) -> bool:
     events = snapshot.events_of(pod)
     reported = any(event.reason in _REPORTS or event.by == pod.spec.scheduler for event in events)
-    return reported or pod.condition("PodScheduled") is not None or bool(group_message(snapshot, pod))
+    judged = any(pod.condition(kind) is not None for kind in ("PodScheduled", "PodBound"))
+    return reported or judged or bool(group_message(snapshot, pod))
 
 
 def _refused_group(snapshot: Snapshot, pod: Pod) -> FoundCause | None:

@@ -120,21 +120,21 @@ def find_unbound(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 
 
 def _bind(snapshot: Snapshot, node: str, why: str, failing: Sequence[Pod]) -> Iterator[str]:
-    namespace = _RESERVATIONS[0]
     if "scaling up" in why:
         pods = command("kubectl", "-n", "kai-scale-adjust", "get", "pods", "-o", "wide")
         yield f"KAI binds no shares while it waits for new nodes. See its scaling pods, and end those that hang: {pods}"
     elif "reserv" in why.lower():
         on_node = f"--field-selector=spec.nodeName={node}"
-        see = command("kubectl", "-n", namespace, "get", "pods", "-o", "wide", on_node)
+        see = command("kubectl", "-n", _RESERVATIONS[0], "get", "pods", "-o", "wide", on_node)
         look = kubectl("describe", failing[0].meta) if failing else see
         yield f"Find out why the pod that reserves the GPU does not run: {look}"
-        exists = any(each.meta.name == "nvidia" for each in snapshot.runtime_classes)
-        state = "must work on the node" if exists or not snapshot.sees("RuntimeClass") else "does not exist"
-        yield (
-            f"It uses the RuntimeClass nvidia, which {state}. If GPU containers need another class here, or none, "
-            "upgrade KAI with `--set binder.resourceReservation.runtimeClassName=NAME`, or with an empty name."
-        )
+        if not any(pod.over for pod in failing):
+            exists = any(each.meta.name == "nvidia" for each in snapshot.runtime_classes)
+            state = "must work on the node" if exists or not snapshot.sees("RuntimeClass") else "does not exist"
+            yield (
+                f"It uses the RuntimeClass nvidia, which {state}. If GPU containers need another class here, or none, "
+                "upgrade KAI with `--set binder.resourceReservation.runtimeClassName=NAME`, or with an empty name."
+            )
     else:
         yield "Fix what the message names. KAI then tries again."
     log = command("kubectl", "-n", "kai-scheduler", "logs", "-l", "app=binder", "--tail=100")

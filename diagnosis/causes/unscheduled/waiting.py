@@ -218,7 +218,7 @@ def _maker(snapshot: Snapshot, pod: Pod, message: str) -> str:
 
 def _waiting(snapshot: Snapshot, workload: str, shape: str, members: list[tuple[Pod, str]]) -> Waiting:
     pods = tuple(sorted((pod for pod, _ in members), key=lambda pod: pod.subject))
-    pod, message = members[-1]
+    pod, message = members[-1][0], " ".join(members[-1][1].split())
     fit = parse(message)
     hami, asked = _is_for_hami(pod, fit, schedulers(snapshot)), asked_by(pod.spec)
     # No node has to offer the resources that HAMi counts, whatever their names.
