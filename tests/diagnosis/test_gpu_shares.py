@@ -355,6 +355,14 @@ def test_share_of_another_vendor_that_hami_does_not_manage_is_enabled_in_its_cha
     assert "devices.ascend.enabled=true" in found.remedy[-1]
 
 
+def test_slurm_that_counts_its_gpus_only_is_explained() -> None:
+    message = 'running PreBind plugin "SlurmBridge": expression cannot be empty string'
+    conditions = [condition("PodScheduled", "False", "SchedulerError", message, minutes=30)]
+    waits = pod("t", spec={"schedulerName": "slurm-bridge-scheduler"}, conditions=conditions)
+    assert results(judged(ONE, waits)) == [("SchedulerFailed", T)]
+    assert "AutoDetect=nvml" in steps(ONE, waits)
+
+
 def test_vgpus_of_volcano_are_explained_by_cards() -> None:
     resources = {"volcano.sh/vgpu-number": "2"}
     message = "0/1 nodes are unavailable: 1 no enough gpu cards on node ."

@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 
 from diagnosis.causes.diagnose import diagnose
-from tests.diagnosis.states import GPU, Object, condition, consequences, judged, node, obj, pod, results, snapshot
+from tests.diagnosis.states import (
+    GPU,
+    Object,
+    condition,
+    consequences,
+    container,
+    judged,
+    node,
+    obj,
+    pod,
+    results,
+    snapshot,
+)
 
 NS, NAME = "gpu-operator", "time-slicing-config-all"
 SLICES = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: nvidia.com/gpu\n      replicas: 4\n"
@@ -122,6 +134,23 @@ def test_config_map_of_another_namespace_is_to_be_created_in_the_plugins() -> No
     state = [A, *FULL, config("default"), *plugin()]
     (problem,) = diagnose(snapshot(*state)).problems
     assert problem.found.steps[0].startswith(f"Create {NAME} in {NS}, too")
+
+
+def test_shared_name_that_no_node_offers_is_explained_by_the_unread_configuration() -> None:
+    message = f"0/1 nodes are available: 1 Insufficient {GPU}.shared."
+    waits = pod(
+        "t",
+        containers=[container("main", 0, resources={f"{GPU}.shared": "1"})],
+        conditions=[condition("PodScheduled", "False", "Unschedulable", message)],
+    )
+    (problem,) = judged(A, waits, config(), *plugin()).problems
+    assert problem.found.cause.name == "SharingConfigNotRead"
+    assert consequences(problem) == [("SharedGpuResourceRenamed", "pod/team/t")]
+
+
+def test_policy_that_names_the_configuration_already_is_not_patched() -> None:
+    (step,) = found(A, *FULL, OPERATOR, policy(name=NAME, default="any"), config(), *plugin())
+    assert "logs deployment/gpu-operator" in step
 
 
 SHARED = node("a", 1, allocatable={GPU: "4"}, capacity={GPU: "4"}, labels={"nvidia.com/gpu.replicas": "4"})

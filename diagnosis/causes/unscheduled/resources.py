@@ -149,7 +149,8 @@ def find_shortages(
     if not faults:
         subjects = (*(use.node.subject for use in silent), *stack(snapshot)) if silent else ()
         above = tuple((cause.name, subject) for subject in subjects for cause in OFFERS_NONE)
-        unread = list(sharing.find_unread(snapshot, nodes, waiting.names)) if _GPU in waiting.devices else []
+        whole = [use.node for use in nodes] if _GPU in waiting.devices else []
+        unread = list(sharing.find_unread(snapshot, whole, waiting.names))
         yield from unread
         above += tuple((found.cause.name, found.subject) for found in unread)
         yield from (replace(result, because_of=above) for result in _all_in_use(snapshot, waiting, nodes))

@@ -84,6 +84,10 @@ _STEPS = {
         "KAI shares GPUs only on nodes whose device plugin offers whole GPUs: select such nodes, or request what these "
         "nodes offer instead, a MIG profile as a resource or a claim."
     ),
+    r"slurm-?bridge.*expression cannot be empty": (
+        "Slurm allocates these GPUs without an index, because its gres.conf only counts them (Count=): declare them "
+        "there by File=/dev/nvidia0 and so on, or by AutoDetect=nvml, and restart slurmd."
+    ),
     r"slurm-?bridge": (
         "Slurm places this pod. Where Slurm's commands work, ask why its job waits: "
         "`squeue --states=PENDING '--format=%i %j %P %T %r'`"
@@ -102,7 +106,12 @@ def is_error(waiting: Waiting) -> bool:
 def find_error(waiting: Waiting) -> Iterator[FoundCause]:
     """Yield a scheduler error that no other search recognises. HAMi's errors belong to another family."""
     if is_error(waiting) and not waiting.hami and "has been locked within" not in waiting.message:
-        yield waiting.found(ERROR, f"the scheduler: {waiting.message}", certainty=Certainty.LIKELY)
+        steps = _by_words(waiting.message)
+        yield waiting.found(ERROR, f"the scheduler: {waiting.message}", remedy=steps, certainty=Certainty.LIKELY)
+
+
+def _by_words(message: str) -> tuple[str, ...]:
+    return tuple(step for words, step in _STEPS.items() if re.search(words, message, re.IGNORECASE))[:1]
 
 
 def unexplained(snapshot: Snapshot, waiting: Waiting, above: tuple[Origin, ...]) -> FoundCause:
@@ -114,7 +123,7 @@ def unexplained(snapshot: Snapshot, waiting: Waiting, above: tuple[Origin, ...])
         unknown = "a request for GPUs that is not judged here: no resource, claim or known annotation"
         pods = counted(len(waiting.pods), "pod")
         evidence.append(f"{pods} with {unknown}; schedulerName {waiting.spec.scheduler}")
-    steps = [step for words, step in _STEPS.items() if re.search(words, waiting.message, re.IGNORECASE)][:1]
+    steps = list(_by_words(waiting.message))
     if not steps:
         see = kubectl("describe", waiting.pods[0].meta)
         steps = [
@@ -272,7 +281,14 @@ def find_gang(snapshot: Snapshot, waiting: Waiting, free: Decimal) -> Iterator[F
         evidence.append(f"{pods} pods that request {numbers}")
     if gang is not None:
         evidence.append(f"{group_subject(pod)}: minCount {gang.least}, {gang.placed} of its pods have a node")
-    yield waiting.found(GANG, *evidence, subject=group_subject(pod) if pod.meta.owner is None else "")
+    look = command("kubectl", "-n", pod.meta.namespace, "describe", "podgroups", group)
+    owners = "See which pods own the GPUs that it lacks: `gpu-healthcheck status --allocation`"
+    remedy = (
+        GANG.remedy,
+        owners,
+        *((f"See how many pods the group needs, and what keeps it: {look}",) if group else ()),
+    )
+    yield waiting.found(GANG, *evidence, subject=group_subject(pod) if pod.meta.owner is None else "", remedy=remedy)
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Component, Role, components, is_for
 from diagnosis.facts.gpu_nodes import copies
-from diagnosis.facts.placement import NodeUse, offers
+from diagnosis.facts.placement import offers
 from diagnosis.facts.quantity import digits
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
 from diagnosis.snapshot import Snapshot
@@ -59,11 +59,11 @@ class _Config(Struct, frozen=True):
         return next(iter(self.replicas))
 
 
-def find_unread(snapshot: Snapshot, nodes: Sequence[NodeUse], affected: tuple[str, ...]) -> Iterator[FoundCause]:
+def find_unread(snapshot: Snapshot, nodes: Sequence[Node], affected: tuple[str, ...]) -> Iterator[FoundCause]:
     """Yield each device plugin of these nodes that ignores a sharing configuration, once."""
     for plugin in components(snapshot):
         config = _config_of(snapshot, plugin) if plugin.role is Role.DEVICE_PLUGIN else None
-        whole = [use.node for use in nodes if config is not None and not _is_shared(use.node, config)]
+        whole = [node for node in nodes if config is not None and not _is_shared(node, config)]
         served = (node for node in whole if plugin.pod_on(node.name) is not None or is_for(plugin.spec, node))
         reasons = (_unread(snapshot, plugin, config, node) for node in served if config is not None)
         reason = next(filter(None, reasons), None)
@@ -132,6 +132,11 @@ def _named(snapshot: Snapshot, plugin: Component, config: _Config) -> tuple[str,
     created = f"Create {meta.name} in {namespace}, too: the plugin mounts only ConfigMaps of its own namespace."
     first = () if meta.namespace == namespace else (created,)
     if _is_operators(snapshot, plugin):
+        if any(
+            (each.plugin_config, each.plugin_default) == (meta.name, config.key) for each in snapshot.cluster_policies
+        ):
+            log = command("kubectl", "-n", namespace, "logs", "deployment/gpu-operator", "--tail=100")
+            return (*first, f"The ClusterPolicy names it. Read why the operator does not apply that: {log}")
         policy = next((each.meta.name for each in snapshot.cluster_policies), "cluster-policy")
         wanted = {"spec": {"devicePlugin": {"config": {"name": meta.name, "default": config.key}}}}
         patch = json.dumps(wanted, separators=(",", ":"))

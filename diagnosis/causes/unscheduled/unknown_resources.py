@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.device_plugins import missing_labels, why_not_cut, why_not_offered
-from diagnosis.causes.unscheduled import autoscaling, refused
+from diagnosis.causes.unscheduled import autoscaling, refused, sharing
 from diagnosis.causes.unscheduled.waiting import Waiting
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready
@@ -112,6 +112,10 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, name: str) -> Iterator[Fou
         strategies = _strategies(snapshot) if name.startswith(_MIG) else ()
         asked = f"{shown(name, waiting.asked[name])} {name} requested; no node has any"
         because = why_not_cut(snapshot) if name.startswith(_MIG) else ()
+        whole = snapshot.nodes if name == _WHOLE + _SHARED else ()
+        unread = list(sharing.find_unread(snapshot, whole, waiting.names))
+        yield from unread
+        because += tuple((found.cause.name, found.subject) for found in unread)
         yield waiting.found(cause, asked, _offered(there), *strategies, remedy=remedy, because_of=because)
     elif changing := [node for node in snapshot.nodes if name.startswith(_NVIDIAS) and _is_changing(waiting, node)]:
         yield from (refused.find_changed(node, name, waiting.names) for node in changing)
