@@ -33,7 +33,8 @@ from diagnosis.answers.live import read_cluster
 from diagnosis.answers.pod_fit import would_fit_each
 from diagnosis.answers.suspects import ALL_SUSPECTS, answers, chosen_nodes
 from diagnosis.answers.target import Target, TargetError, is_there, parse_target
-from diagnosis.causes.diagnose import SAVED_STATE, Diagnosis
+from diagnosis.causes.copied_logs import is_known
+from diagnosis.causes.diagnose import SAVED_STATE
 from diagnosis.facts.wanted_pods import LONGEST, NoPodError, pods_in
 from diagnosis.report import terminal, would_fit
 from diagnosis.report.content import Report, report_of
@@ -104,7 +105,7 @@ Saved = Annotated[
         "--from",
         metavar="PATH",
         parser=path,
-        help="Read a saved state: kubectl's JSON, a cluster-info dump, or a file of --save.",
+        help="Read a saved state: kubectl's JSON or YAML, a dump, a file of --save, or pasted text; - for stdin.",
     ),
 ]
 Save = Annotated[
@@ -223,7 +224,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
         old = _read_old(since) if since else None
         is_near = target is not None and target.kind == "Pod" and not (save or since or probe_nodes)
         fallback = "" if all_namespaces else own
-        snapshot = read_saved(saved) if saved else _read_live(access, target, fallback, save, is_near=is_near)
+        snapshot = read_saved(saved, is_known) if saved else _read_live(access, target, fallback, save, is_near=is_near)
         if probe_nodes:
             snapshot = _with_probes(snapshot, access, probe_nodes, probe_image, probe_namespace, max_workers)
     except (TargetError, NoSavedStateError) as error:
@@ -243,7 +244,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     _must_exist(snapshot, target)
     report = report_of(snapshot, target, namespace, old, overview=form is not DiagnoseFormat.TERMINAL)
     _print(report, form)
-    raise typer.Exit(_exit_code(report.diagnosis))
+    raise typer.Exit(_exit_code(report))
 
 
 def _apart(words: list[str], with_saved: bool) -> tuple[list[str], list[Path]]:
@@ -394,7 +395,8 @@ def _print(report: Report, form: DiagnoseFormat) -> None:
                 screen.print(line, soft_wrap=True)
 
 
-def _exit_code(diagnosis: Diagnosis) -> int:
-    if diagnosis.problems:
+def _exit_code(report: Report) -> int:
+    if report.diagnosis.problems:
         return CAUSES
-    return COULD_NOT if any(unchecked.kind in _NEEDED for unchecked in diagnosis.unseen) else 0
+    needed = frozenset((SAVED_STATE,)) if report.recognised else _NEEDED
+    return COULD_NOT if any(unchecked.kind in needed for unchecked in report.diagnosis.unseen) else 0

@@ -6,6 +6,7 @@ from diagnosis.causes import (
     admission,
     components,
     compute_domains,
+    copied_logs,
     crashing,
     device_plugins,
     efa_devices,
@@ -34,7 +35,7 @@ _FAMILIES = (
     *(running, idle_gpus),
     *(nodes, components, device_plugins),
     *_HAMI_FAMILIES,
-    *(node_labels, upkeep, other_monitors, efa_devices, efa_jobs, verdicts),
+    *(node_labels, upkeep, other_monitors, efa_devices, efa_jobs, verdicts, copied_logs),
 )
 """In the order in which a workload meets them."""
 SEARCHES: tuple[Search, ...] = tuple(search for family in _FAMILIES for search in family.SEARCHES)

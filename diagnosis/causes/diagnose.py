@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import TypeVar
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from diagnosis.causes import SEARCHES
 from diagnosis.causes.first_fixes import with_fixes_first
-from diagnosis.model import FoundCause, Link, Origin, Search, Unchecked, origins
+from diagnosis.model import Certainty, FoundCause, Link, Origin, Search, Unchecked, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 
@@ -69,7 +69,17 @@ def diagnose(snapshot: Snapshot, searches: tuple[Search, ...] = SEARCHES) -> Dia
             unseen += (Unchecked(kind, snapshot.missing[kind], names, kind in snapshot.denied) for kind in lacking)
         else:
             found += (with_fixes_first(snapshot, result) for result in search.find(snapshot))
+    if snapshot.recognised:
+        found = list(_of_a_text(found, snapshot.other_logs))
     return Diagnosis(snapshot.now, arranged(found), together(unseen))
+
+
+def _of_a_text(found: Iterable[FoundCause], logs: Collection[str]) -> Iterator[FoundCause]:
+    """Yield the results as likely ones, without those of a log that a pod's result quotes too."""
+    shown = [line for result in found if result.subject not in logs for line in result.evidence]
+    for result in found:
+        if result.subject not in logs or not any(result.evidence[0] in line for line in shown):
+            yield replace(result, certainty=Certainty.LIKELY)
 
 
 def arranged(found: Iterable[FoundCause]) -> tuple[Problem, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diagnosis.answers.allocation import Allocation, allocation
@@ -26,7 +26,7 @@ from diagnosis.answers.target import (
     touches,
 )
 from diagnosis.causes import HAMI_CAUSES, OF_WORKLOADS
-from diagnosis.causes.diagnose import EVERYTHING, Diagnosis, diagnose
+from diagnosis.causes.diagnose import EVERYTHING, SAVED_STATE, Diagnosis, diagnose
 from diagnosis.causes.ended_jobs import ENDS
 from diagnosis.facts.commands import command
 from diagnosis.facts.components import ComponentRow, component_table
@@ -61,6 +61,8 @@ class Report(Struct, frozen=True):
     """GPU pods that do not run and have no cause, if parts that may show it are not visible."""
     own: frozenset[str] | None = None
     """Subjects of the requested pods, and of their owners; None if the report is about other objects too."""
+    recognised: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of objects and lines that were recognised in a text; empty for a state without one."""
     user: str = ""
     """User whom the API server denied a listing; '' if it denied none."""
 
@@ -77,8 +79,15 @@ class Report(Struct, frozen=True):
         return "Nothing found in the visible part of the cluster." if unseen else "Nothing found."
 
     @property
+    def recognised_parts(self) -> str:
+        """Return what was recognised in a text, as `1 pod, 4 events`; '' for a state without one."""
+        return ", ".join(f"{count:,} {what[:-1] if count == 1 else what}" for what, count in self.recognised.items())
+
+    @property
     def unseen(self) -> tuple[str, ...]:
         """Return what is not visible: one sentence for all that the user may not list, one for each other kind."""
+        if self.recognised:
+            return (self._unseen_in_text(),)
         denied = [each for each in self.diagnosis.unseen if each.denied]
         others = (each for each in self.diagnosis.unseen if not each.denied)
         sentences = [f"{each.kind}: {each.why}; hides {_causes(each.hides.split(', '))}" for each in others]
@@ -96,6 +105,16 @@ class Report(Struct, frozen=True):
                 f"administrator of the cluster permits it: {grant}",
             )
         return tuple(sentences)
+
+    def _unseen_in_text(self) -> str:
+        """Return the sentence about all that a text does not show."""
+        damage = [each.why for each in self.diagnosis.unseen if each.kind == SAVED_STATE]
+        others = [each for each in self.diagnosis.unseen if each.kind != SAVED_STATE]
+        invalid = [f"{each.kind}: {each.why}" for each in others if each.hides == EVERYTHING]
+        kinds = dict.fromkeys(each.kind for each in others if each.hides != EVERYTHING)
+        hidden = dict.fromkeys(name for each in others for name in each.hides.split(", "))
+        rest = f"{named(list(kinds), _MOST)} are not in it, which hides {_causes(list(hidden))}" if kinds else ""
+        return "; ".join(filter(None, (*damage[:_MOST], *invalid[:_MOST], rest)))
 
 
 def _causes(names: Sequence[str]) -> str:
@@ -116,7 +135,8 @@ def report_of(
         snapshot = replace(snapshot, pods=(*pods, *(pod for pod in snapshot.pods if pod.subject not in names)))
     is_workload = target is not None and target.kind not in ("Node", HAMI)
     diagnosis = diagnose(snapshot, OF_WORKLOADS) if is_workload else diagnose(snapshot)
-    report = Report(diagnosis, changes=changes(old, snapshot) if old is not None else None, user=snapshot.user)
+    since = changes(old, snapshot) if old is not None else None
+    report = Report(diagnosis, changes=since, user=snapshot.user, recognised=snapshot.recognised)
     if overview and (target is None or target.kind not in ("Pod", HAMI)):
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
     if target is not None and target.kind == HAMI:

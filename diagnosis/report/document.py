@@ -28,6 +28,8 @@ def document(report: Report) -> dict[str, Any]:
         "causes": [_problem(problem) for problem in diagnosis.problems],
         "unobserved": [{"kind": each.kind, "why": each.why, "hides": each.hides} for each in diagnosis.unseen],
     }
+    if report.recognised:
+        fields["recognised"] = dict(report.recognised)
     if report.hami:
         fields["hami"] = [_installation(table) for table in report.hami]
     if report.chains:

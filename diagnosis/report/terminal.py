@@ -46,6 +46,8 @@ _KEPT = "\N{NO-BREAK SPACE}"
 def page(report: Report, width: int) -> Iterator[Text]:
     """Yield the lines to print in order, for a width of `width` columns."""
     diagnosis = report.diagnosis
+    if report.recognised:
+        yield from _lines(f"recognised: {report.recognised_parts}", width, 0, style="dim")
     if report.node:
         yield from _node(report.node, width)
     for installation in report.hami:

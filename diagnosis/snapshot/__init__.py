@@ -38,7 +38,7 @@ from diagnosis.snapshot.gpu_use import GpuUse
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.hami_use import ShareUse
 from diagnosis.snapshot.meta import ApiObject, Meta, read_object, subject
-from diagnosis.snapshot.nodes import Node
+from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.queues import (
     POD_GROUP,
@@ -163,6 +163,12 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     invalid: tuple[InvalidObject, ...] = ()
     unread: tuple[str, ...] = ()
     """Damaged parts of a saved state, with unknown content."""
+    recognised: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of objects and lines that were recognised in a text; empty if no part of the state is from a text."""
+    other_logs: Mapping[str, str] = field(default_factory=dict)
+    """Logs of a text that belong to no known pod, by the subject that a result names."""
+    kernel_findings: Mapping[str, tuple[RecordFinding, ...]] = field(default_factory=dict)
+    """Findings in kernel logs of a text, by node."""
 
     @cached_property
     def owners(self) -> Mapping[str, Meta]:

@@ -1,13 +1,15 @@
 """Read a cluster's state from saved files.
 
-These are files of `kubectl get … -o json`, `kubectl cluster-info dump` and `--save`.
+These are files of `kubectl get … -o json`, `kubectl cluster-info dump` and `--save`, or texts that a person pasted.
 """
 
 from __future__ import annotations
 
 import codecs
 import re
+import sys
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from pathlib import Path
@@ -19,6 +21,8 @@ from diagnosis.snapshot import KINDS, Builder, Snapshot
 from diagnosis.sources.archive import LONGEST, Archive, ArchiveError, is_archive
 from diagnosis.sources.bundle import HEADER
 from diagnosis.sources.dump_logs import DumpError, files_below, read_dump_logs
+from diagnosis.sources.pasted import NothingRecognisedError
+from diagnosis.sources.texts import IsKnown, Texts
 from healthcheck.captures.blocks import CaptureError, InputFile
 from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, moment_or_none
@@ -31,6 +35,7 @@ _MOST_OBJECTS = 500_000
 _LONGEST_OBJECT = 8 << 20
 """Bytes: more than the API server stores as one object."""
 _SUFFIX = ".json"
+_STANDARD_INPUT = "-"
 _HEAD = 512
 _MOST_MISSING, _SHOWN = 64, 120
 _NO_JSON = "not the JSON of kubectl -o json"
@@ -73,8 +78,9 @@ class _Document(msgspec.Struct):
 class _State:
     """State that has been read from the files so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_known: IsKnown) -> None:
         self.builder = Builder()
+        self.texts = Texts(is_known)
         self.newest = EARLIEST
         self.has_clock = False
         self.missing: dict[str, str] = {}
@@ -91,6 +97,17 @@ class _State:
                 self._take_header(_decoded(part))
             else:
                 self._take(document, part)
+
+    def take_text(self, name: str, content: bytearray) -> None:
+        """Read a text that is not the JSON of the API. Raises JsonCostError, NothingRecognisedError."""
+        text = self.texts.take(name, content)
+        for one in text.objects:
+            self._count()
+            self.builder.add(one["kind"], one)
+            self.newest = max(self.newest, _newest(one))
+        self.newest = max(self.newest, text.at or EARLIEST)
+        self.has_clock = self.has_clock or text.at is not None
+        self.damage += (f"{printable(name, _SHOWN)}: {why}" for why in text.incomplete)
 
     def take_archive(self, name: str, archive: Archive, source: InputFile) -> None:
         """Read the archive's files as far as possible. Raises ArchiveError, CaptureError, JsonCostError."""
@@ -153,12 +170,17 @@ class _State:
             self.missing[printable(str(kind), 64)] = printable(str(why), 256)
 
 
-def read_saved(paths: Iterable[Path]) -> Snapshot:
+def _knows_none(_: str) -> bool:
+    return False
+
+
+def read_saved(paths: Iterable[Path], is_known: IsKnown = _knows_none) -> Snapshot:
     """Return the content of the files, as of their newest timestamp. Raises SavedStateError.
 
-    Without a kind that shows the time of saving, all waiting objects count as waiting for a while.
+    Without a kind that shows the time of saving, all waiting objects count as waiting for a while. A log alone is read
+    only if `is_known`.
     """
-    state, logs = _State(), {}
+    state, logs = _State(is_known), {}
     for path in paths:
         for file in _files(path):
             _read(file, state)
@@ -168,7 +190,7 @@ def read_saved(paths: Iterable[Path]) -> Snapshot:
     # The clock of the saving machine may have been wrong: a time in the future is replaced by the present time.
     newest = state.newest if state.has_clock or state.newest == EARLIEST else state.newest + _WAITED
     snapshot = state.builder.build(min(newest, datetime.now(UTC)), _NOT_SAVED, logs)
-    return replace(snapshot, unread=tuple(state.damage))
+    return state.texts.into(replace(snapshot, unread=tuple(state.damage)))
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -199,7 +221,7 @@ def _logs(path: Path) -> dict[tuple[str, str], str]:
 def _read(file: Path, state: _State) -> None:
     """Read one file, compressed or not. Raises SavedStateError."""
     try:
-        with file.open("rb") as stream:
+        with nullcontext(sys.stdin.buffer) if str(file) == _STANDARD_INPUT else file.open("rb") as stream:
             source = InputFile(stream)
             chunks = source.unpacked()
             head = b""
@@ -209,11 +231,23 @@ def _read(file: Path, state: _State) -> None:
                 archive = Archive(chain((head,), chunks), _SUFFIX)
                 state.take_archive(str(file), archive, source)
             else:
-                state.take(str(file), _whole(chain((head,), chunks), source))
-    except (_NoStateError, ArchiveError, CaptureError, JsonCostError) as error:
+                _take(file, _whole(chain((head,), chunks), source), state)
+    except (NothingRecognisedError, _NoStateError, ArchiveError, CaptureError, JsonCostError) as error:
         raise SavedStateError(f"{file}: {error}") from error
     except OSError as error:
         raise NoSavedStateError(f"{file}: {error.strerror}") from error
+
+
+def _take(file: Path, content: bytearray, state: _State) -> None:
+    """Read a file as JSON of the API, else as a text. Raises _NoStateError, JsonCostError, NothingRecognisedError."""
+    try:
+        state.take(str(file), content)
+    except _NoStateError as error:
+        try:
+            state.take_text(str(file), content)
+        except NothingRecognisedError as nothing:
+            is_json = bytes(content.lstrip()[:1]) in (b"{", b"[", b"")
+            raise NothingRecognisedError(f"nothing recognised: {error if is_json else nothing}") from error
 
 
 def _whole(chunks: Iterator[bytes], source: InputFile) -> bytearray:

@@ -118,7 +118,7 @@ def test_bundle_omits_attributes_of_a_volumes_driver(tmp_path: Path) -> None:
     [
         ("{", "not the JSON"),
         ("", "not the JSON"),
-        ("apiVersion: v1\nkind: List\n", "not the JSON of kubectl -o json"),
+        ("apiVersion: v1\nkind: List\n", "nothing recognised: it has no output of kubectl"),
         ('{"kind": "PodList", "items": []}\n==== START logs', "not the JSON"),
         ("[1]", "an object of the Kubernetes API"),
         ('{"items": []}', "an object of the Kubernetes API"),

@@ -93,9 +93,15 @@ def find_unschedulable(snapshot: Snapshot) -> Iterator[FoundCause]:
     left, devices = _MOST_PAIRS, len(device_claims.published_devices(snapshot))
     for alike in shapes:
         pairs = max(len(nodes), device_claims.open_requests(snapshot, alike) * devices, 1)
-        compares = pairs <= left
+        compares = pairs <= left and not _lacks_nodes(snapshot, alike)
         left -= pairs if compares else 0
         yield from _explain(snapshot, alike, nodes, compares=compares)
+
+
+def _lacks_nodes(snapshot: Snapshot, alike: Iterable[Waiting]) -> bool:
+    """Whether a text describes fewer nodes than the scheduler knows, so that the others are unknown."""
+    known = max((waiting.fit.nodes or 0 for waiting in alike if waiting.fit is not None), default=0)
+    return bool(snapshot.recognised) and known > len(snapshot.nodes)
 
 
 def _explain(

@@ -1,0 +1,74 @@
+"""Find causes in logs of which neither pod nor node is known, as a person copied them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from diagnosis.causes import admission, crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
+from diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING
+from diagnosis.facts.commands import command, explain
+from diagnosis.facts.symptoms import Recognised, Row, Symptom, recognised, shortened, texts_in
+from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Search, TextSource
+from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.nodes import RecordFinding
+from healthcheck.model import Severity
+
+_fault = Family(None)
+KERNEL_FAULT = _fault(
+    "KernelLogReportsFault",
+    "The kernel log reports a fault of a GPU, its driver or its links.",
+    "Keep new pods off the node, and follow the action for the finding.",
+    source="The rules of `gpu-healthcheck replay`",
+)
+KERNEL_NOTICE = _fault(
+    "KernelLogReportsNotice",
+    "The kernel log reports an event of a GPU or its driver that is no fault of the hardware by itself.",
+    "Look for the program that caused it; the node needs no action unless it recurs.",
+    severity=CauseSeverity.LOW,
+    source="The rules of `gpu-healthcheck replay`",
+)
+_FAMILIES = (crashing, running, rejected, runtime_handlers, pod_startup, efa_jobs, admission)
+_CAUSES = tuple(dict.fromkeys(cause for family in _FAMILIES for one in family.SEARCHES for cause in one.causes))
+_GENERAL = (COMMAND_MISSING, CONFIG_MISSING)
+"""Causes whose texts occur also in logs that have nothing to do with GPUs."""
+_PLACES = (TextSource.LOG, TextSource.ENDED, TextSource.POD)
+_ROWS: dict[TextSource, tuple[Row, ...]] = {
+    place: texts_in(place, (cause for cause in _CAUSES if cause not in _GENERAL)) for place in _PLACES
+}
+_MOST_FINDINGS = 6
+
+
+def known_in(log: str) -> Recognised | None:
+    """Return the first cause whose text is in the log, texts of programs before those of the kubelet."""
+    found = (recognised(rows, (Symptom(place, "", log),)) for place, rows in _ROWS.items())
+    return next(filter(None, found), None)
+
+
+def is_known(log: str) -> bool:
+    """Whether the log has the text of a cause."""
+    return known_in(log) is not None
+
+
+def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield the cause that each log shows, and one result for each host with findings in its kernel log."""
+    for subject, log in snapshot.other_logs.items():
+        known = known_in(log)
+        if known is not None:
+            yield FoundCause(known.cause, subject, (f"log: {known.quote}",), certainty=Certainty.LIKELY)
+    for subject, findings in snapshot.kernel_findings.items():
+        faults = [finding for finding in findings if finding.severity != Severity.MONITOR.name]
+        yield _of_kernel(KERNEL_FAULT if faults else KERNEL_NOTICE, subject, faults or list(findings))
+
+
+def _of_kernel(cause: Cause, subject: str, findings: list[RecordFinding]) -> FoundCause:
+    evidence = [f"{one.reason} on {one.subject}, {one.severity}: {shortened(one.detail)}" for one in findings]
+    steps = [cause.remedy]
+    node = subject.partition("/")[2] or "NODE"
+    if cause is KERNEL_FAULT:
+        steps = [f"Keep new pods off the node: {command('kubectl', 'cordon', node)}"]
+    reasons = dict.fromkeys(one.reason for one in findings[:_MOST_FINDINGS])
+    steps += [f"See the action for {reason}: {explain(reason)}" for reason in reasons]
+    return FoundCause(cause, subject, tuple(evidence), tuple(steps), certainty=Certainty.LIKELY)
+
+
+SEARCHES = (Search((KERNEL_FAULT, KERNEL_NOTICE), (), find_in_logs),)

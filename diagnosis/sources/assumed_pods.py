@@ -1,0 +1,166 @@
+"""Pods of which a text shows only events: the object that these events describe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from diagnosis.snapshot import KINDS
+from diagnosis.sources.tables import EventRow, PodRow, oldest
+from healthcheck.text.moments import timestamp
+
+_KINDS = {kind.lower(): kind for kind in KINDS}
+_SHORT = {
+    "po": "Pod",
+    "no": "Node",
+    "deploy": "Deployment",
+    "rs": "ReplicaSet",
+    "sts": "StatefulSet",
+    "ds": "DaemonSet",
+}
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}\Z")
+_ASSIGNED = re.compile(r"Successfully assigned (?:([a-z0-9-]{1,63})/)?([a-z0-9][a-z0-9.-]{0,252}) to (\S{1,253}?)\.?\Z")
+_OF_POD = re.compile(r"\b(?:in|for) pod \"?([a-z0-9][a-z0-9.-]{0,252})_([a-z0-9-]{1,63})\(")
+_RESOURCE = re.compile(r"\b([a-z0-9.-]{1,100}/(?:gpu|mig-[\w.]{1,30}|vgpu|gpumem|efa|shared-gpu)[\w.-]{0,40})")
+_ABOUT_GPUS = re.compile(
+    r"nvidia|\bgpu|cuda|\bmig-|\bcdi\b|\bNVML\b|Allocate failed|device plugin|healthy devices", re.IGNORECASE
+)
+_REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\S+|TopologyAffinityError|NodeAffinity|AdmissionFailed")
+_WAITS = re.compile(r"Error: ((?:Err)?Image\w{4,30}|\w{4,40}(?:Error|BackOff))\Z")
+_BY_KUBELET = frozenset(
+    (
+        *("FailedCreatePodSandBox", "FailedMount", "BackOff", "Failed", "Pulling", "Pulled", "Created", "Started"),
+        *("FailedPrepareDynamicResources", "Unhealthy", "Killing", "UnexpectedAdmissionError", "NetworkNotReady"),
+    )
+)
+UNKNOWN_POD, UNKNOWN_NODE = "POD", "NODE"
+"""Placeholders for the names that a text does not show."""
+_GPU, FAILED_SCHEDULING = "nvidia.com/gpu", "FailedScheduling"
+_OF_HAMI = ("hami.io/", "nvidia.com/gpumem", "nvidia.com/gpucores")
+WAITED = timedelta(minutes=30)
+"""Assumed further age of a pod: a person copies what lasts."""
+
+
+class Named(Struct, frozen=True):
+    """Object that a command or an event names; '' for what is not named."""
+
+    verb: str = ""
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    container: str = ""
+
+
+def name_of(words: Sequence[str]) -> Named:
+    """Return the verb and the object of a kubectl command."""
+    options = {"-n": "", "--namespace": "", "-c": "", "--container": ""}
+    plain: list[str] = []
+    before = ""
+    for word in words[:40]:
+        key, equals, value = word.partition("=")
+        if before in options:
+            options[before], before = word, ""
+        elif key in options:
+            options[key], before = value, "" if equals else key
+        elif not word.startswith("-"):
+            plain.append(word)
+    verb = plain[0] if plain else ""
+    rest = [part for word in plain[1:] for part in word.split("/")]
+    kind = "Pod" if verb == "logs" and "/" not in "".join(plain[1:2]) else _kind(rest.pop(0) if rest else "")
+    name = rest[0] if rest and _NAME.match(rest[0]) else ""
+    return Named(verb, kind, options["-n"] or options["--namespace"], name, options["-c"] or options["--container"])
+
+
+def scheduler_of(events: Iterable[EventRow], keys: Iterable[str] = ()) -> str:
+    """Return the scheduler that wrote an event, else the one whose annotations or resources the pod has."""
+    by = [row.by for row in events if row.reason in (FAILED_SCHEDULING, "Scheduled") and row.by not in ("", "kubelet")]
+    is_of_hami = any(key.startswith(_OF_HAMI) for key in keys)
+    return by[-1] if by else "hami-scheduler" if is_of_hami else "default-scheduler"
+
+
+def unscheduled(message: str) -> dict[str, str]:
+    """Return the condition of a pod that a scheduler refused."""
+    return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+
+
+def kind_of(row: EventRow) -> str:
+    """Return the kind of the row's object as in the API."""
+    return _kind(row.kind) or row.kind.capitalize()
+
+
+def assumed_pod(
+    name: str,
+    rows: Sequence[tuple[EventRow, Named]],
+    listed: PodRow | None,
+    manifest: Mapping[str, Any] | None,
+    now: datetime,
+) -> dict[str, Any]:
+    """Return the pod as far as its events, its row of `get pods` and its manifest show it."""
+    events = [row for row, _ in rows]
+    assigned = next((found for row in events if (found := _ASSIGNED.match(row.message))), None)
+    inside = next((found for row in events if (found := _OF_POD.search(row.message))), None)
+    found_name = name or (assigned[2] if assigned else inside[1] if inside else UNKNOWN_POD)
+    spaces = (*(named.namespace for _, named in rows), listed.namespace if listed else "")
+    space = next(filter(None, (*spaces, assigned[1] if assigned else "", inside[2] if inside else "")), "default")
+    by_kubelet = [row for row in events if row.by.startswith("kubelet") or row.reason in _BY_KUBELET]
+    node = (listed.node if listed else "") or (assigned[3] if assigned else "")
+    node = node or next((row.by.partition(", ")[2] for row in by_kubelet if ", " in row.by), "")
+    node = node or (UNKNOWN_NODE if by_kubelet else "")
+    spec = dict(manifest.get("spec", {})) if manifest else {"containers": [_container(events)]}
+    spec |= {"nodeName": node, "schedulerName": scheduler_of(events)}
+    status = _status(events, listed, node, spec)
+    metadata: dict[str, Any] = {"name": found_name, "namespace": space}
+    since = max(oldest(events), (listed.age if listed else None) or timedelta())
+    metadata["creationTimestamp"] = timestamp(now - since - WAITED)
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+
+
+def _kind(word: str) -> str:
+    low = word.lower()
+    return _KINDS.get(low) or _KINDS.get(low.removesuffix("s")) or _SHORT.get(low, "")
+
+
+def _container(events: Sequence[EventRow]) -> dict[str, Any]:
+    """Return a container that requests the resource which the messages name, or a GPU if they are about one."""
+    messages = " ".join(row.message for row in events)
+    resource = _RESOURCE.search(messages)
+    requests = {resource[1]: "1"} if resource else {_GPU: "1"} if _ABOUT_GPUS.search(messages) else {}
+    return {"name": "main", "resources": {"limits": requests, "requests": requests}}
+
+
+def _status(events: Sequence[EventRow], listed: PodRow | None, node: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    rejected = next((row for row in events if _REJECTED.fullmatch(row.reason)), None)
+    if rejected is not None:
+        return {"phase": "Failed", "reason": rejected.reason, "message": rejected.message}
+    tries = [row for row in events if row.reason == FAILED_SCHEDULING]
+    if not node and tries:
+        return {"phase": "Pending", "conditions": [unscheduled(tries[-1].message)]}
+    waiting = _waiting(events)
+    if not waiting:
+        return {"phase": listed.status if listed and listed.status == "Running" else "Pending"}
+    containers = spec.get("containers")
+    first = containers[0] if isinstance(containers, list) and containers else {}
+    name = str(first.get("name", "main")) if isinstance(first, Mapping) else "main"
+    return {"phase": "Pending", "containerStatuses": [{"name": name, "ready": False, "state": {"waiting": waiting}}]}
+
+
+def _waiting(events: Sequence[EventRow]) -> dict[str, str]:
+    """Return why the container waits, by the kubelet's last failure; empty if it has not come so far."""
+    for row in reversed(events):
+        if row.reason == "BackOff" and "restarting failed container" in row.message:
+            starts = [one for one in events if one.reason == "Failed" and one.message.startswith("Error: failed to")]
+            return (
+                {"reason": "RunContainerError", "message": starts[-1].message}
+                if starts
+                else {"reason": "CrashLoopBackOff"}
+            )
+        if row.reason == "Failed" and (known := _WAITS.match(row.message)):
+            return {"reason": known[1]}
+        if row.reason == "Failed":
+            reason = "ErrImagePull" if "pull image" in row.message else "RunContainerError"
+            return {"reason": reason, "message": row.message}
+    return {}

@@ -1,0 +1,49 @@
+"""Judge the kernel's lines of a text by the rules of `replay`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
+
+from diagnosis.snapshot.nodes import RecordFinding
+from healthcheck.captures.blocks import CaptureError
+from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
+from healthcheck.captures.replay import KERNEL_CHECKS, Replay
+from healthcheck.checks.expectation import Expectation
+from healthcheck.model import Severity
+
+_LASTS = float("inf")
+
+
+class CopiedKernelLog(Struct, frozen=True):
+    """Result of the kernel's lines: their number, the host that they name, and the findings."""
+
+    lines: int = 0
+    host: str = ""
+    findings: tuple[RecordFinding, ...] = ()
+
+
+def read_kernel_log(name: str, lines: bytes) -> CopiedKernelLog:
+    """Judge the lines. Lines that are not the kernel's are ignored."""
+    reader = KernelLogReader(datetime.now(UTC), 1, PassedOver())
+    replay = Replay(KERNEL_CHECKS, Expectation(), _LASTS)
+    count = 0
+    try:
+        for batch in reader.read(name, (lines,)):
+            count += len(batch.lines)
+            replay.take(batch)
+    except CaptureError:
+        return CopiedKernelLog()
+    active = replay.ended("", timedelta()).active
+    findings = (
+        RecordFinding(
+            reason=one.finding.reason,
+            severity=one.finding.severity.name,
+            subject=one.finding.subject,
+            detail=replay.line_of(one) or one.finding.detail,
+        )
+        for one in active
+        if one.finding.severity is not Severity.PASS
+    )
+    return CopiedKernelLog(count, reader.host, tuple(findings))

@@ -1,0 +1,441 @@
+"""Read a text that a person pasted: outputs of kubectl, logs, or a whole thread with prose between them.
+
+Each output of kubectl is recognised by its own form. The rest is a log: of the pod that a command names, or of an
+unknown one.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from msgspec import Struct, field
+
+from diagnosis.sources.assumed_pods import (
+    FAILED_SCHEDULING,
+    WAITED,
+    Named,
+    assumed_pod,
+    kind_of,
+    name_of,
+    scheduler_of,
+    unscheduled,
+)
+from diagnosis.sources.describe import (
+    DATES,
+    OTHER_PODS,
+    Described,
+    event_rows,
+    moment_of,
+    read_described,
+    requested,
+    unbroken,
+)
+from diagnosis.sources.tables import EventRow, PodRow, event_row, oldest, pod_row
+from healthcheck.text import yaml_reading
+from healthcheck.text.documents import MalformedError
+from healthcheck.text.json_cost import refuse_costly
+from healthcheck.text.moments import timestamp
+from healthcheck.text.printable import printable
+
+_LONGEST_LINE, _MOST_LINES = 16_384, 2_000_000
+_MOST_JSON, _MOST_CUTS = 2_000_000, 3
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\-_])|[\u200b\u2060\ufeff\r]"
+)
+_QUOTE = re.compile(r"(?:[ ]?>[ ]?)+")
+_FENCE = re.compile(r"\s*(?:```+|~~~+)[\w +-]{0,40}\Z")
+_COMMAND = re.compile(
+    r"\s*`{0,2}(?:\S{0,80}[ ]?\S{0,80}[#$%>][ ]+)?(?:sudo[ ]+)?"
+    r"(?:kubectl|oc|k|k3s[ ]kubectl|microk8s[ .]kubectl|kubecolor)[ ](?P<words>[a-z-][^\n]{0,1000})"
+)
+_PROMPT = re.compile(r"\s*(?:[\w.-]{1,60}@[\w.-]{1,60}\S{0,80}[ ]?\S{0,80}[#$%][ ]|[$#][ ]+[a-z./])")
+_NAME = re.compile(r"\s*Name:\s+[a-z0-9][a-z0-9.-]{0,252}\s*\Z")
+_BELOW_NAME = ("Namespace:", "Roles:", "Labels:", "Annotations:", "Priority:")
+_YAML = re.compile(r"\s*(?:- )?apiVersion:\s+[\w./-]{1,100}\s*\Z")
+_YAML_LINE = re.compile(r"(?:\s|[\w./-]{1,100}:(?:\s|\Z)|- |-\Z|#|---|\Z)")
+_JSON = re.compile(r"\s*\{\s*(?:\Z|\"(?:apiVersion|kind|metadata|items)\")")
+_OF_CODE = re.compile(
+    r"\s*(?://|/\*|\*\s|#(?!\s*\d)|(?:except|raise|import|from|if|elif|while|return|def|class|assert|print|try|for|func|var|"
+    r"const|let|echo|grep)\b[^:]{0,200}[\w\"')(:{\\]\s*\Z)"
+)
+"""Line of a program: it may quote a message without reporting it."""
+_OF_KERNEL = re.compile(r"NVRM|Xid|nvidia|pcieport|mlx5|kernel|Linux version")
+_BARE = re.compile(r"\A\s*(NVRM: |nvidia-nvswitch\d{0,3}: )")
+
+
+class NothingRecognisedError(ValueError):
+    """Text has no part that a diagnosis can use."""
+
+
+class PastedLog(Struct, frozen=True):
+    """A log, with the pod whose log a command printed; '' if it is unknown."""
+
+    lines: Sequence[str]
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+class Pasted(Struct):
+    """Content of a text. `at`: about when it was copied; None if no event has an age."""
+
+    objects: list[dict[str, Any]] = field(default_factory=list)
+    logs: list[PastedLog] = field(default_factory=list)
+    rest: list[str] = field(default_factory=list)
+    """Lines outside of all recognised blocks; those of code blocks if there are any."""
+    counts: Counter[str] = field(default_factory=Counter)
+    at: datetime | None = None
+    incomplete: list[str] = field(default_factory=list)
+    """Reasons why a part of the state is not in the text."""
+
+
+class _Block(Struct):
+    kind: str
+    lines: list[str] = field(default_factory=list)
+    fenced: bool = False
+    named: Named = field(default_factory=Named)
+
+
+def read_pasted(raw: bytes | bytearray) -> Pasted:
+    """Read the text. Raises NothingRecognisedError for a binary file."""
+    if raw.count(0, 0, 65536):
+        raise NothingRecognisedError("it is not text")
+    return _Thread(list(_blocks(_cleaned(raw)))).pasted()
+
+
+def _cleaned(raw: bytes | bytearray) -> Iterator[str]:
+    """Yield the lines without colours, quotation marks of mails, and HTML entities."""
+    text = _ESCAPES.sub("", raw.decode("utf-8", "replace")).replace("\xa0", " ").expandtabs(8)
+    if "&lt;" in text or "&quot;" in text or "&#" in text or "&gt;" in text:
+        text = html.unescape(text)
+    for line in text.split("\n", _MOST_LINES)[:_MOST_LINES]:
+        short = line[:_LONGEST_LINE].rstrip()
+        quote = _QUOTE.match(short)
+        yield short[quote.end() :] if quote else short
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[_Block]:
+    """Yield the blocks of the text, each with the command above it."""
+    ahead = list(lines)
+    block, fenced, named = _Block("text"), False, Named()
+    for number, line in enumerate(ahead):
+        if _FENCE.match(line):
+            yield block
+            fenced = not fenced
+            block, named = _Block("text", [], fenced), named if fenced else Named()
+            continue
+        if command := _COMMAND.match(line):
+            yield block
+            named = name_of(command["words"].split("`")[0].split())
+            block = _Block("log" if named.verb == "logs" else "text", [], fenced, named)
+            continue
+        if _PROMPT.match(line):
+            yield block
+            block, named = _Block("text", [], fenced), Named()
+            continue
+        kind = _begins(line, ahead[number + 1 : number + 6], block.kind)
+        if kind and (kind != block.kind or kind == "describe"):
+            yield block
+            block = _Block(kind, [], fenced, named)
+        elif not kind and not _continues(block, line):
+            yield block
+            block = _Block("text", [], fenced)
+        block.lines.append(line)
+    yield block
+
+
+def _begins(line: str, following: Sequence[str], kind: str) -> str:
+    """Return the kind of block that begins at the line; '' if none does."""
+    below = [other.strip() for other in following if other.strip()]
+    if _NAME.match(line) and below and below[0].startswith(_BELOW_NAME):
+        return "describe"
+    if kind == "describe":
+        return ""
+    if _YAML.match(line) and kind != "yaml":
+        return "yaml"
+    if kind not in ("yaml", "log") and _JSON.match(line):
+        return "" if kind == "json" else "json"
+    if kind not in ("yaml", "json", "log") and (event_row(line) or line.strip() == "Events:"):
+        return "events"
+    return "pods" if kind in ("text", "pods") and pod_row(line) else ""
+
+
+def _continues(block: _Block, line: str) -> bool:
+    """Whether the line belongs to the block."""
+    if block.kind == "yaml":
+        indent = len(block.lines[0]) - len(block.lines[0].lstrip())
+        return block.fenced or (not line[:indent].strip() and bool(_YAML_LINE.match(line[indent:])))
+    if block.kind in ("events", "pods") and not block.fenced:
+        return bool(line.strip()) and block.kind == "events"
+    if block.kind == "describe" and not block.fenced and block.lines and not block.lines[-1].strip():
+        is_over = any(entry.strip().startswith("Events:") for entry in block.lines)
+        return not line.strip() or not is_over or event_row(line) is not None
+    return block.kind != "pods"
+
+
+class _Thread:
+    """Objects and logs of the blocks."""
+
+    def __init__(self, blocks: Sequence[_Block]) -> None:
+        self._content = Pasted()
+        self._described: list[Described] = []
+        self._events: list[tuple[EventRow, Named]] = []
+        self._rows: dict[str, PodRow] = {}
+        self._manifests: dict[str, dict[str, Any]] = {}
+        self._free: list[_Block] = []
+        self._dates: list[datetime] = []
+        for block in blocks:
+            self._readers[block.kind](self, block)
+
+    def pasted(self) -> Pasted:
+        """Return the content, with a pod for each one that only events or logs name."""
+        content = self._content
+        now = datetime.now(UTC)
+        self._dates = [at for at in self._dates if at <= now + timedelta(days=1)]
+        aged = [row for row, _ in self._events] + [row for one in self._described for row in one.events]
+        at = self._at(now) if any(row.last is not None for row in aged) else None
+        content.at = at
+        for described in self._described:
+            self._add(described.raw, *self._others(described))
+            meta = described.raw["metadata"]
+            kind = described.raw["kind"]
+            if kind == "Pod":
+                _complete(described.raw, described.events, at or now)
+            for row in described.events:
+                self._add_event(row, Named("", kind, meta.get("namespace", ""), meta["name"]), at or now)
+            if not described.whole:
+                content.incomplete.append(f"the text ends within {kind.lower()} {meta['name']}")
+        self._add_named(at or now)
+        known = {one["metadata"]["name"] for one in content.objects if one["kind"] == "Pod"}
+        content.counts["pods"] += len(self._rows.keys() - known)
+        content.logs = [_log_of(block) for block in self._free if block.named.name in known]
+        self._free = [block for block in self._free if block.named.name not in known]
+        if any(block.fenced for block in self._free):
+            self._free = [block for block in self._free if block.fenced or not content.objects]
+        content.rest = [
+            line for block in self._free for line in block.lines if line.strip() and not _OF_CODE.match(line)
+        ]
+        return content
+
+    def _at(self, now: datetime) -> datetime:
+        """Return about when the text was copied: after each of its dates, and the age of its events after a start."""
+        starts = (
+            started + oldest(one.events)
+            for one in self._described
+            if one.raw["kind"] == "Pod" and (started := _moment(one.raw["metadata"].get("creationTimestamp")))
+        )
+        return min(max((*self._dates, *starts), default=now), now)
+
+    def _others(self, node: Described) -> Iterator[dict[str, Any]]:
+        """Yield the pods on a node that the text does not describe, with the resources that are left to them."""
+        pods = [one.raw for one in self._described if one.raw["kind"] == "Pod"]
+        names = {pod["metadata"]["name"] for pod in pods}
+        on = [pod for pod in pods if pod["spec"]["nodeName"] == node.raw["metadata"]["name"]]
+        for other in node.others:
+            if other["metadata"]["name"] == OTHER_PODS:
+                requests = other["spec"]["containers"][0]["resources"]["requests"]
+                for name in [*requests]:
+                    requests[name] = str(max(int(requests[name]) - sum(requested(pod, name) for pod in on), 0))
+            if other["metadata"]["name"] not in names:
+                yield other
+
+    def _add(self, *objects: dict[str, Any]) -> None:
+        for one in objects:
+            self._content.objects.append(one)
+            self._content.counts[_counted_as(one)] += 1
+
+    def _add_named(self, now: datetime) -> None:
+        """Add the events of tables, and the pods that they name and no other block describes."""
+        there = {one["metadata"]["name"] for one in self._content.objects if one.get("kind") == "Pod"}
+        only = next(iter(there), "") if len(there) == 1 else ""
+        of_pods: dict[str, list[tuple[EventRow, Named]]] = {}
+        for row, named in self._events:
+            if named.kind == "Pod" and not named.name and only:
+                named = Named("", "Pod", "", only)  # noqa: PLW2901 - events below the only pod of the text
+            if named.kind == "Pod" and named.name not in there:
+                of_pods.setdefault(named.name, []).append((row, named))
+            else:
+                self._add_event(row, self._in_namespace(named), now)
+        for name, rows in of_pods.items():
+            pod = assumed_pod(name, rows, self._rows.get(name), self._manifests.get(name), now)
+            self._add(pod)
+            meta = pod["metadata"]
+            for row, _ in rows:
+                self._add_event(row, Named("", "Pod", meta["namespace"], meta["name"]), now)
+        if self._events and (of_pods or not there):
+            self._content.incomplete.append("it has only the events of some objects")
+
+    def _in_namespace(self, named: Named) -> Named:
+        """Return the object with the namespace of the pod of this name."""
+        if named.kind == "Pod" and not named.namespace:
+            for one in self._content.objects:
+                if one["kind"] == "Pod" and one["metadata"]["name"] == named.name:
+                    return Named("", "Pod", one["metadata"].get("namespace", ""), named.name)
+        return named
+
+    def _add_event(self, row: EventRow, named: Named, now: datetime) -> None:
+        times = {"firstTimestamp": row.first, "lastTimestamp": row.last}
+        self._add(
+            {
+                "kind": "Event",
+                "metadata": {"name": f"{named.name}.{self._content.counts['events']}", "namespace": named.namespace},
+                "involvedObject": {"kind": named.kind, "namespace": named.namespace, "name": named.name},
+                "type": "Warning" if row.warning else "Normal",
+                "reason": row.reason,
+                "message": row.message,
+                "count": row.count,
+                "source": {"component": row.by.partition(",")[0]},
+            }
+            | {key: timestamp(now - age) for key, age in times.items() if age is not None}
+        )
+
+    def _take_describe(self, block: _Block) -> None:
+        described = read_described(block.lines)
+        if described is None:
+            kind, name = block.named.kind, block.lines[0].partition(":")[2].strip()
+            rows = event_rows(block.lines)
+            if kind and rows:
+                spaces = [line.partition(":")[2].strip() for line in block.lines[1:3] if "Namespace:" in line]
+                self._events += [(row, Named("", kind, spaces[0] if spaces else "", name)) for row in rows]
+            else:
+                self._free.append(block)
+            return
+        self._described.append(described)
+        found = (moment_of(text) for line in block.lines for text in DATES.findall(line))
+        self._dates += [at for at in found if at is not None]
+
+    def _take_events(self, block: _Block) -> None:
+        for row in event_rows(unbroken(block.lines)):
+            if row.kind:
+                self._events.append((row, Named("", kind_of(row), row.namespace or block.named.namespace, row.name)))
+            else:
+                self._events.append((row, block.named if block.named.kind else Named("", "Pod")))
+
+    def _take_pods(self, block: _Block) -> None:
+        rows = filter(None, map(pod_row, block.lines))
+        self._rows |= {row.name: row for row in rows}
+
+    def _take_yaml(self, block: _Block) -> None:
+        objects = list(_yaml_objects(block.lines, self._content.incomplete))
+        if not objects:
+            self._free.append(block)
+        self._take_objects(objects)
+
+    def _take_json(self, block: _Block) -> None:
+        text = "\n".join(block.lines)
+        try:
+            refuse_costly(text.encode(), _MOST_JSON)
+            found, _ = json.JSONDecoder().raw_decode(text.lstrip())
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict) and isinstance(found.get("kind"), str):
+            items = found.get("items")
+            self._take_objects(items if isinstance(items, list) else [found])
+        else:
+            self._free.append(block)
+
+    def _take_objects(self, objects: Iterable[Any]) -> None:
+        for one in objects:
+            if not isinstance(one, Mapping) or not isinstance(one.get("kind"), str):
+                continue
+            metadata = one.get("metadata")
+            name = metadata.get("name") if isinstance(metadata, Mapping) else None
+            if one["kind"] == "Pod" and "status" not in one and isinstance(name, str):
+                self._manifests[name] = dict(one)
+            elif isinstance(name, str) and (one["kind"] != "Pod" or isinstance(one.get("spec"), Mapping)):
+                self._add(dict(one))
+
+    def _take_text(self, block: _Block) -> None:
+        self._free.append(block)
+
+    _readers: ClassVar[Mapping[str, Callable[[_Thread, _Block], None]]] = {
+        "describe": _take_describe,
+        "events": _take_events,
+        "pods": _take_pods,
+        "yaml": _take_yaml,
+        "json": _take_json,
+        "log": _take_text,
+        "text": _take_text,
+    }
+
+
+def _log_of(block: _Block) -> PastedLog:
+    named = block.named
+    return PastedLog([line for line in block.lines if line.strip()], named.namespace, named.name, named.container)
+
+
+def kernel_lines(lines: Iterable[str]) -> bytes:
+    """Return the lines that may be of the kernel, with a stamp before those that were copied without one."""
+    kept = [line for line in lines if _OF_KERNEL.search(line)]
+    stamped = (_BARE.sub(r"[    0.000000] \1", line, count=1) for line in kept)
+    return "".join(f"{line}\n" for line in stamped).encode("utf-8", "replace")
+
+
+def _complete(pod: dict[str, Any], events: Sequence[EventRow], now: datetime) -> None:
+    """Add what the events of a pod show: its scheduler, and why it has no node."""
+    metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
+    created = _moment(metadata.get("creationTimestamp")) or now - oldest(events)
+    metadata["creationTimestamp"] = timestamp(created - WAITED)
+    spec["schedulerName"] = scheduler_of(events, (*metadata["annotations"], *_resources(spec)))
+    tries = [row for row in events if row.reason == FAILED_SCHEDULING]
+    if tries and not spec["nodeName"]:
+        others = (one for one in status["conditions"] if one["type"] != "PodScheduled")
+        status["conditions"] = [*others, unscheduled(tries[-1].message)]
+
+
+def _resources(spec: Mapping[str, Any]) -> Iterator[str]:
+    for container in spec["containers"]:
+        yield from container["resources"]["requests"]
+
+
+def _counted_as(one: Mapping[str, Any]) -> str:
+    kind = str(one.get("kind"))
+    return {"Pod": "pods", "Node": "nodes", "Event": "events"}.get(kind, "other objects")
+
+
+def _moment(text: object) -> datetime | None:
+    return datetime.fromisoformat(text) if isinstance(text, str) else None
+
+
+def _yaml_objects(lines: Sequence[str], incomplete: list[str]) -> Iterator[Any]:
+    """Yield the objects of the documents, each item of a List parsed by itself. What can't be parsed is left out."""
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    part: list[str] = []
+    is_list = False
+    for line in (*(line[indent:] for line in lines), "---"):
+        if line.startswith("---") or (is_list and (line.startswith("- ") or not line.startswith((" ", "-")))):
+            if part:
+                yield from _parsed(part, incomplete)
+            part = []
+        is_list = (is_list and not line.startswith("---")) or line.rstrip() == "items:"
+        if is_list and line.startswith("- "):
+            line = f"  {line[2:]}"  # noqa: PLW2901 - an item is a document of its own
+        if not line.startswith("---"):
+            part.append(line)
+
+
+def _parsed(lines: list[str], incomplete: list[str]) -> Iterator[Any]:
+    for _ in range(_MOST_CUTS):
+        try:
+            found = yaml_reading.read("\n".join(lines).encode("utf-8", "replace"))
+        except MalformedError as error:
+            incomplete.append(f"a YAML document can't be read to its end: {printable(error.message, 120)}")
+            lines = lines[: max(error.line - 1, 0)]
+        else:
+            yield _plain(found)
+            return
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with times as texts."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return timestamp(value if value.tzinfo else value.replace(tzinfo=UTC)) if isinstance(value, datetime) else value

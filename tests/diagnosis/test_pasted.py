@@ -1,0 +1,394 @@
+"""Texts that people paste: outputs of kubectl and logs, alone, together, and damaged by the way that they took."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.console import typed
+
+Document = dict[str, Any]
+HANDLER = (
+    "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to get sandbox runtime: no runtime for "
+    '"nvidia" is configured'
+)
+NOTHING_LEFT = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+
+
+def described(
+    *, status: str = "Pending", node: str = "<none>", state: str = "", events: str = "", more: str = ""
+) -> str:
+    """Return a pod as `kubectl describe` prints it; `state` of its container, `events` with their table."""
+    started = "" if node == "<none>" else "Start Time:       Thu, 26 Nov 2026 09:11:02 +0100\n"
+    return f"""Name:             trainer-0
+Namespace:        team
+Priority:         0
+Service Account:  default
+Node:             {node}
+{started}Labels:           app=trainer
+                  tier=batch
+Annotations:      example.com/note: none
+Status:           {status}
+{more}IP:
+IPs:              <none>
+Controlled By:    Job/trainer
+Containers:
+  main:
+    Container ID:
+    Image:         registry.example/train:1
+    Port:          <none>
+    Host Port:     <none>
+    Command:
+      python
+      train.py
+{state}    Limits:
+      nvidia.com/gpu:  2
+    Requests:
+      nvidia.com/gpu:  2
+    Environment:
+      NVIDIA_VISIBLE_DEVICES:  all
+    Mounts:
+      /data from data (rw)
+Conditions:
+  Type           Status
+  PodScheduled   {node != "<none>"}
+Volumes:
+  data:
+    Type:       PersistentVolumeClaim (a reference to a PersistentVolumeClaim in the same namespace)
+    ClaimName:  data
+    ReadOnly:   false
+QoS Class:       BestEffort
+Node-Selectors:  pool=gpu
+Tolerations:     node.kubernetes.io/not-ready:NoExecute op=Exists for 300s
+                 nvidia.com/gpu:NoSchedule op=Exists
+{events}"""
+
+
+def table(*rows: str) -> str:
+    """Return the events of `kubectl describe`."""
+    heading = ("  Type     Reason  Age  From  Message", "  ----     ------  ---  ----  -------")
+    return "\n".join(("Events:", *heading, *(f"  {row}" for row in rows))) + "\n"
+
+
+UNSCHEDULED = described(
+    events=table(f"Warning  FailedScheduling  3m12s (x5 over 10m)  default-scheduler  {NOTHING_LEFT}")
+)
+NO_HANDLER = described(
+    node="gpu-1/10.0.0.7", events=table(f"Warning  FailedCreatePodSandBox  12s (x10 over 2m11s)  kubelet  {HANDLER}")
+)
+ENDED = """    State:          Waiting
+      Reason:       CrashLoopBackOff
+    Last State:     Terminated
+      Reason:       Error
+      Message:      step 100
+RuntimeError: CUDA error: uncorrectable ECC error encountered
+
+      Exit Code:    1
+      Started:      Thu, 26 Nov 2026 09:33:10 +0100
+      Finished:     Thu, 26 Nov 2026 09:33:14 +0100
+    Ready:          False
+    Restart Count:  9
+"""
+CRASHED = described(
+    status="Running",
+    node="gpu-1/10.0.0.7",
+    state=ENDED,
+    events=table("Warning  BackOff  4m5s (x98 over 24m)  kubelet  Back-off restarting failed container main"),
+)
+WITHOUT_MESSAGE = CRASHED.replace(
+    "step 100\nRuntimeError: CUDA error: uncorrectable ECC error encountered\n", "step 100"
+)
+REJECTED = described(
+    status="Failed",
+    node="gpu-1/",
+    more="Reason:           UnexpectedAdmissionError\nMessage:          Pod was rejected: Allocate failed due to rpc "
+    "error: code = Unknown desc = no healthy devices present, which is unexpected\n",
+    events="Events:           <none>\n",
+)
+RUNNING = described(
+    status="Running",
+    node="gpu-1/10.0.0.7",
+    state="    State:          Running\n      Started:      Thu, 26 Nov 2026 09:12:00 +0100\n"
+    "    Ready:          True\n",
+    events="Events:           <none>\n",
+)
+DESCRIBED_NODE = """Name:               gpu-1
+Roles:              <none>
+Labels:             kubernetes.io/hostname=gpu-1
+                    nvidia.com/gpu.present=true
+                    nvidia.com/gpu.count=8
+Annotations:        node.alpha.kubernetes.io/ttl: 0
+CreationTimestamp:  Mon, 02 Nov 2026 09:00:00 +0000
+Taints:             <none>
+Unschedulable:      false
+Conditions:
+  Type    Status  LastHeartbeatTime                 LastTransitionTime                Reason        Message
+  ----    ------  -----------------                 ------------------                ------        -------
+  Ready   True    Thu, 26 Nov 2026 09:30:00 +0000   Mon, 02 Nov 2026 09:05:00 +0000   KubeletReady  kubelet is ready
+Capacity:
+  cpu:             96
+  nvidia.com/gpu:  8
+Allocatable:
+  cpu:             96
+  nvidia.com/gpu:  8
+System Info:
+  OS Image:                   Ubuntu 24.04.3 LTS
+  Container Runtime Version:  containerd://2.1.4
+  Kubelet Version:            v1.33.4
+Non-terminated Pods:          (1 in total)
+  Namespace  Name      CPU Requests  CPU Limits  Memory Requests  Memory Limits  Age
+  ---------  ----      ------------  ----------  ---------------  -------------  ---
+  team       worker-3  4 (4%)        0 (0%)      8Gi (1%)         0 (0%)         3d
+Allocated resources:
+  (Total limits may be over 100 percent, i.e., overcommitted.)
+  Resource        Requests  Limits
+  --------        --------  ------
+  cpu             4 (4%)    0 (0%)
+  nvidia.com/gpu  8         8
+Events:              <none>
+"""
+GET_EVENTS = f"""LAST SEEN   TYPE      REASON             OBJECT            MESSAGE
+4m2s        Warning   FailedScheduling   pod/trainer-0     {NOTHING_LEFT}
+5m          Normal    SuccessfulCreate   job/trainer       Created pod: trainer-0
+"""
+OF_ALL = f"""NAMESPACE   LAST SEEN   TYPE      REASON                   OBJECT          MESSAGE
+team        12s         Warning   FailedCreatePodSandBox   pod/trainer-0   {HANDLER}
+"""
+WIDE = (
+    "LAST SEEN   TYPE      REASON             OBJECT          SUBOBJECT   SOURCE              MESSAGE   FIRST SEEN   "
+    "COUNT   NAME\n4m2s        Warning   FailedScheduling   pod/trainer-0               default-scheduler   "
+    f"{NOTHING_LEFT}   10m          5       trainer-0.17a1b2c3d4e5f607\n"
+)
+OLD = (
+    "LAST SEEN   FIRST SEEN   COUNT     NAME                         KIND      SUBOBJECT   TYPE      REASON   "
+    "SOURCE              MESSAGE\n4m          10m          5         trainer-0.17a1b2c3d4e5f607   Pod   "
+    f"Warning   FailedScheduling   default-scheduler   {NOTHING_LEFT}\n"
+)
+NEW = f"""LAST SEEN              TYPE      REASON             OBJECT          MESSAGE
+3m (x5 over 10m)       Warning   FailedScheduling   Pod/trainer-0   {NOTHING_LEFT}
+"""
+XID = "[ 8812.100001] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+MEMORY = (
+    "step 7\nTraceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+)
+
+
+def diagnosed(folder: Path, *texts: str | bytes) -> tuple[int, Document, str]:
+    """Return exit code, JSON document and stderr of `diagnose --from` these texts."""
+    files = []
+    for number, text in enumerate(texts):
+        files.append(str(folder / f"paste-{number}.txt"))
+        Path(files[-1]).write_bytes(text if isinstance(text, bytes) else text.encode())
+    done = typed(["diagnose", *(word for file in files for word in ("--from", file)), "-o", "json"], {})
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr.decode()
+
+
+def causes(document: Document) -> list[tuple[str, str]]:
+    return [(cause["cause"], cause["subject"]) for cause in document["causes"]]
+
+
+CASES = {
+    "waiting pod": (UNSCHEDULED, "InsufficientResource", "resource/nvidia.com/gpu"),
+    "sandbox": (NO_HANDLER, "RuntimeHandlerMissing", "node/gpu-1"),
+    "termination message": (CRASHED, "GpuHardwareFault", "node/gpu-1"),
+    "rejected pod": (REJECTED, "NoHealthyGpuAtAdmission", "node/gpu-1"),
+    "pod and its only node": (
+        UNSCHEDULED.replace("0/3", "0/1").replace(": 3 Insuff", ": 1 Insuff").replace("pool=gpu", "<none>")
+        + "\n\n"
+        + DESCRIBED_NODE,
+        "GpusAllInUse",
+        "resource/nvidia.com/gpu",
+    ),
+    "pod and one of its nodes": (
+        UNSCHEDULED + "\n\n" + DESCRIBED_NODE,
+        "InsufficientResource",
+        "resource/nvidia.com/gpu",
+    ),
+    "get events": (GET_EVENTS, "InsufficientResource", "resource/nvidia.com/gpu"),
+    "get events -A": (OF_ALL, "RuntimeHandlerMissing", "node/NODE"),
+    "get events -o wide": (WIDE, "InsufficientResource", "resource/nvidia.com/gpu"),
+    "get events, kubectl 1.12": (OLD, "InsufficientResource", "resource/nvidia.com/gpu"),
+    "events": (NEW, "InsufficientResource", "resource/nvidia.com/gpu"),
+    "events alone": (NO_HANDLER.partition("Events:\n")[2], "RuntimeHandlerMissing", "node/NODE"),
+    "log": (MEMORY, "GpuMemoryExhausted", "log/paste-0.txt"),
+    "kernel log": (XID, "KernelLogReportsFault", "node/NODE"),
+}
+
+
+@pytest.mark.parametrize(("text", "cause", "subject"), CASES.values(), ids=CASES)
+def test_text_names_its_cause_as_likely(text: str, cause: str, subject: str, tmp_path: Path) -> None:
+    code, document, _ = diagnosed(tmp_path, text)
+
+    assert (code, causes(document)[:1]) == (1, [(cause, subject)])
+    assert {each["certainty"] for each in document["causes"]} == {"likely"}
+    assert document["recognised"]
+
+
+# --- the way that a text took
+
+
+def _quoted(text: str) -> str:
+    return "".join(f"> {line}\n" for line in text.splitlines())
+
+
+def _in_thread(text: str) -> str:
+    return (
+        "**Environment**: Ubuntu 22.04, Kubernetes 1.33\n\nMy pod does not start, CUDA out of memory is not it.\n\n"
+        f"```bash\n$ kubectl describe pod trainer-0 -n team\n{text}```\n\nAny help is welcome!\n"
+    )
+
+
+def _coloured(text: str) -> str:
+    return "".join(f"\x1b[32m{line}\x1b[0m\n" for line in text.splitlines())
+
+
+def _indented(text: str) -> str:
+    return "".join(f"    {line}\n" for line in text.splitlines())
+
+
+def _collapsed(text: str) -> str:
+    """Without the blanks at a line's beginning and between its columns, as some forums show them."""
+    return "".join(" ".join(line.split()) + "\n" for line in text.splitlines())
+
+
+def _broken(text: str) -> str:
+    """As a terminal of 100 columns shows it."""
+    return "".join(f"{line[at : at + 100]}\n" for line in text.splitlines() for at in range(0, max(len(line), 1), 100))
+
+
+def _spaced(text: str) -> str:
+    return text.replace("  ", "\N{NO-BREAK SPACE} ")
+
+
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "quoted": _quoted,
+    "thread": _in_thread,
+    "coloured": _coloured,
+    "CRLF": lambda text: text.replace("\n", "\r\n"),
+    "indented": _indented,
+    "entities": html.escape,
+    "collapsed": _collapsed,
+    "broken": _broken,
+    "spaced": _spaced,
+    "prompt": lambda text: f"root@cp-1:~# kubectl describe po -n team trainer-0\n{text}root@cp-1:~# date\n",
+    "UTF-16": lambda text: text,
+    "quoted in a thread": lambda text: _quoted(_in_thread(text)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("case", ["waiting pod", "sandbox", "termination message", "rejected pod"])
+def test_text_is_read_after_it_was_copied(case: str, damage: str, tmp_path: Path) -> None:
+    text, cause, subject = CASES[case]
+    copied = DAMAGES[damage](text)
+    raw = copied.encode("utf-16" if damage == "UTF-16" else "utf-8")
+
+    code, document, _ = diagnosed(tmp_path, raw)
+
+    assert (code, causes(document)[:1]) == (1, [(cause, subject)])
+    assert document["recognised"]["pods"] == 1
+    assert {cause for cause, _ in causes(document)}.isdisjoint({"GpuMemoryExhausted"})
+
+
+@pytest.mark.parametrize("end", ["Conditions:", "Node-Selectors:", "Volumes:"])
+def test_text_that_ends_early_is_judged_as_far_as_it_goes(end: str, tmp_path: Path) -> None:
+    """A healthy pod is then no proof that nothing is wrong."""
+    crashed = diagnosed(tmp_path, CRASHED[: CRASHED.index(end)])
+    healthy = diagnosed(tmp_path, RUNNING[: RUNNING.index(end)])
+
+    assert (crashed[0], causes(crashed[1])) == (1, [("GpuHardwareFault", "node/gpu-1")])
+    assert (healthy[0], causes(healthy[1])) == (2, [])
+    assert "the text ends within pod trainer-0" in str(healthy[1]["unobserved"])
+
+
+def test_log_belongs_to_the_pod_of_its_command(tmp_path: Path) -> None:
+    text = f"{WITHOUT_MESSAGE}\n$ kubectl logs -n team trainer-0 --previous\n{MEMORY}"
+    code, document, _ = diagnosed(tmp_path, text)
+    assert (code, causes(document)) == (1, [("GpuMemoryExhausted", "job/team/trainer")])
+    assert document["recognised"] == {"pods": 1, "events": 1, "log lines": 3}
+
+
+def test_log_of_a_second_file_belongs_to_the_only_pod_that_fails(tmp_path: Path) -> None:
+    code, document, _ = diagnosed(tmp_path, WITHOUT_MESSAGE, MEMORY)
+    assert (code, causes(document)) == (1, [("GpuMemoryExhausted", "job/team/trainer")])
+
+
+def test_kernel_lines_of_a_thread_are_judged_by_the_rules_of_replay(tmp_path: Path) -> None:
+    thread = f"{_in_thread(CRASHED)}\nand on the node\n```\n$ sudo dmesg | grep NVRM\n{XID}```\n"
+    code, document, _ = diagnosed(tmp_path, thread)
+    assert code == 1
+    assert ("KernelLogReportsFault", "node/gpu-1") in causes(document)
+    fault = next(one for one in document["causes"] if one["cause"] == "KernelLogReportsFault")
+    assert fault["evidence"] == [f"Xid79 on gpu/0000:3b:00.0, REBOOT: {XID.strip()}"]
+    assert fault["remedy"][0] == "Keep new pods off the node: `kubectl cordon gpu-1`"
+
+
+def test_kernel_line_of_a_program_is_no_fault_of_the_node(tmp_path: Path) -> None:
+    line = (
+        "[ 812.000001] NVRM: Xid (PCI:0000:3b:00): 31, pid=812, name=python3, Ch 00000008, intr 10000000. MMU Fault\n"
+    )
+    assert causes(diagnosed(tmp_path, line)[1]) == [("KernelLogReportsNotice", "node/NODE")]
+
+
+def test_manifest_supplies_what_events_do_not_show(tmp_path: Path) -> None:
+    manifest = (
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: trainer-0\n  namespace: team\nspec:\n  containers:\n"
+        "  - name: main\n    resources:\n      limits:\n        nvidia.com/mig-1g.10gb: 1\n"
+    )
+    message = "0/3 nodes are available: 3 Insufficient nvidia.com/mig-1g.10gb."
+    events = GET_EVENTS.replace(NOTHING_LEFT, message)
+    code, document, _ = diagnosed(tmp_path, f"```yaml\n{manifest}```\n```\n{events}```\n")
+    assert (code, causes(document)) == (1, [("InsufficientResource", "resource/nvidia.com/mig-1g.10gb")])
+
+
+# --- texts that say nothing
+
+
+OTHERS: dict[str, str | bytes] = {
+    "empty": "",
+    "blank": "\n \n",
+    "novel": "It was a bright cold day. Name: none was given.\nWarning signs were everywhere; events followed.\n",
+    "source": "import torch\ntry:\n    train()\nexcept torch.cuda.OutOfMemoryError:\n"
+    "    raise MemoryError('CUDA out of memory')\n",
+    "CSV": "time,node,gpu,utilisation\n2026-11-26T10:00:00Z,gpu-1,0,93\n2026-11-26T10:00:10Z,gpu-1,0,94\n",
+    "log of a server": '10.0.0.9 - - [26/Nov/2026:10:00:00 +0000] "GET /healthz HTTP/1.1" 200 2\n' * 50,
+    "healthy log": "step 1 loss 2.5\nstep 2 loss 2.4\nsaved checkpoint 2\n",
+    "healthy kernel log": "[    1.000000] Linux version 6.8.0-45-generic\n"
+    "[   31.550123] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.90.07\n",
+    "other JSON": json.dumps({"results": [{"gpu": 0, "temperature": 41}]}),
+    "other YAML": "services:\n  web:\n    image: nginx\n    ports:\n    - 80:80\n",
+    "binary": b"\x7fELF\x02\x01\x01\0\0\0" + bytes(range(256)) * 8,
+    "picture": b"\x89PNG\r\n\x1a\n" + bytes(range(255, 0, -1)) * 8,
+}
+
+
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_unrelated_text_is_refused(text: str | bytes, tmp_path: Path) -> None:
+    code, document, stderr = diagnosed(tmp_path, text)
+    assert (code, document, stderr.count("\n")) == (2, {}, 1)
+    assert "nothing recognised" in stderr
+
+
+def test_healthy_pod_has_no_cause(tmp_path: Path) -> None:
+    code, document, _ = diagnosed(tmp_path, RUNNING)
+    assert (code, causes(document), document["recognised"]) == (0, [], {"pods": 1})
+
+
+def test_events_without_a_cause_are_no_proof(tmp_path: Path) -> None:
+    event = "4m2s        Normal   Pulled   pod/trainer-0     Container image is already present on machine\n"
+    code, document, _ = diagnosed(tmp_path, GET_EVENTS.splitlines(keepends=True)[0] + event)
+    assert (code, causes(document)) == (2, [])
+
+
+def test_report_says_in_one_line_what_a_text_does_not_show(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(UNSCHEDULED)
+    lines = typed(["diagnose", "--from", str(tmp_path / "a.txt")], {}).stdout.decode().splitlines()
+    assert lines[0] == "recognised: 1 pod, 1 event"
+    assert lines[lines.index("Not visible") + 1 :] == [
+        "  ClusterPolicy, ConfigMap, DaemonSet and 6 more are not in it, which hides 46 possible causes"
+    ]
