@@ -41,14 +41,14 @@ def let_in(snapshot: Snapshot, node: str) -> Iterator[str]:
 def repair_gpu(snapshot: Snapshot, node: str, rejected: Sequence[Pod] = ()) -> Iterator[str]:
     """Yield the steps that end the loss of a GPU on a node, with our commands if our agent runs there.
 
-    The rejected pods are made again before a drain, which deletes ended pods.
+    A drain would delete ended pods of others with their logs. The rejected pods are made again before our reset, which
+    drains the node.
     """
     yield from keep_off(snapshot, node)
     yield from make_again(snapshot, rejected)
     known = snapshot.by_node.get(node)
     if known is None or known.record is None:
-        drain = command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data")
-        yield f"When the work on the node has ended, or may end, drain it, which deletes its ended pods too: {drain}"
+        yield f"Let the pods that still work there end, or move them: {pods_on(node)}"
         yield "Then reset the GPU, or reboot the machine, which a GPU that is off its bus needs."
     elif known.faults:
         reset = command("gpu-healthcheck", "reset", node)
@@ -120,7 +120,7 @@ def _selector(snapshot: Snapshot, namespace: str, node: str, pods: Sequence[Pod]
     there = [pod for pod in snapshot.pods_on.get(node, ()) if pod.meta.namespace == namespace and _is_failed(pod)]
     fields = f"--field-selector=spec.nodeName={node},status.phase=Failed"
     common = sorted(set.intersection(*(set(pod.meta.labels.items()) for pod in pods)))
-    for options in ((), *((label,) for label in common)) if node and snapshot.sees("Pod") else ():
+    for options in (*((label,) for label in common), ()) if node and snapshot.sees("Pod") else ():
         if {pod.subject for pod in there if set(options) <= set(pod.meta.labels.items())} == listed:
             return fields, *(f"--selector={key}={value}" for key, value in options)
     return ()
