@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 
 from diagnosis.causes.components import NOT_READY, VALIDATION, hint
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import kubectl, logs, pods_on
+from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import (
     GPU,
@@ -105,6 +106,7 @@ OFFERS_NONE = (
 """Causes why a node with GPUs may offer none, in the order of the stack."""
 _FAILURES = ("no devices found", "failed to", "could not", "error", "incompatible", "unhealthy", "already connected")
 _REGISTERED = "Registered device plugin for"
+_MPS = re.compile(r"\bmps\b", re.IGNORECASE)
 _WHEN = "When the GPU is healthy again, after a reset or a reboot if its Xid needs one,"
 _REGISTERS = timedelta(minutes=5)
 """Time after a plugin becomes ready until the kubelet reports its devices."""
@@ -214,7 +216,7 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
     evidence = [_offers(node), f"the node has GPUs: {_why_gpu(node)}", *_by_agent(node)]
     evidence += [f"{pod.subject} of {component.subject} is ready" for component, pod in ready]
     lines = _failures(snapshot, [pod for _, pod in ready])
-    fixes = [*_mps_steps(snapshot, node)] if any("mps" in line.lower() for line in lines) else [hint("\n".join(lines))]
+    fixes = [*_mps_steps(snapshot, node)] if any(map(_MPS.search, lines)) else [hint("\n".join(lines))]
     last = ready[-1][1].meta
     if any(fixes):
         again = f"Then restart the plugin, if it does not retry on its own: {kubectl('delete', last)}"
@@ -229,10 +231,8 @@ def _failures(snapshot: Snapshot, pods: Iterable[Pod]) -> list[str]:
     found: list[str] = []
     for pod in pods:
         log = "\n".join(snapshot.logs.get((pod.subject, state.name), "") for state in pod.states if not state.init)
-        since = log.rpartition(_REGISTERED)[2]
-        found += [shortened(line) for line in since.splitlines() if any(word in line.lower() for word in _FAILURES)][
-            -2:
-        ]
+        since = log.rpartition(_REGISTERED)[2].splitlines()
+        found += [shortened(line) for line in since if any(word in line.lower() for word in _FAILURES)][-2:]
     return found
 
 
@@ -249,7 +249,11 @@ def _mps_steps(snapshot: Snapshot, node: Node) -> Iterator[str]:
             yield "GPU feature discovery sets this label if its configuration has sharing.mps: check that its pod runs."
         else:
             yield f"The plugin waits for the MPS control daemon: {why_not_on(daemon, node)}."
-    if not daemons:
+    if not daemons and not snapshot.sees("DaemonSet"):
+        daemon_sets = command("kubectl", "get", "daemonsets", "-A")
+        label = "nvidia.com/mps.capable=true"
+        yield f"The plugin waits for the MPS control daemon, which runs on nodes with {label}: {daemon_sets}"
+    elif not daemons:
         yield (
             "The plugin waits for an MPS control daemon, and none was found: install the plugin with its Helm chart or "
             "the GPU operator, which bring one, or remove sharing.mps from its configuration."

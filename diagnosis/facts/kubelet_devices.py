@@ -32,8 +32,10 @@ _LOST_GPU = re.compile(
 )
 """Errors of the device plugin that name a GPU: the choice of devices looks at all of them, also at those in use.
 
-Source: k8s-device-plugin issues 231 and 2038, go-gpuallocator. `error calling nvml.Init` is none of them.
+Source: k8s-device-plugin issues 231 and 2038, go-gpuallocator.
 """
+_NO_LOSS = re.compile(r"Not Supported|Uninitialized", re.IGNORECASE)
+"""Results of NVML that are about the platform or the plugin's own process, not about the GPU."""
 _RECENT, _REPEATS = timedelta(hours=1), timedelta(minutes=5)
 _FOLDERS = {K0S: "/var/lib/k0s/kubelet", MICROK8S: "/var/snap/microk8s/common/var/lib/kubelet"}
 
@@ -72,7 +74,8 @@ def partly_offered(node: Node) -> Iterator[tuple[str, int, int]]:
 
 def names_lost_gpu(pod: Pod) -> bool:
     """Whether the pod was rejected because the device plugin failed on one GPU, which then rejects every pod there."""
-    return pod.phase == "Failed" and _LOST_GPU.search(pod.message) is not None
+    names_gpu = pod.phase == "Failed" and _LOST_GPU.search(pod.message) is not None
+    return names_gpu and _NO_LOSS.search(pod.message) is None
 
 
 def free_counts(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> list[FreeCount]:

@@ -195,7 +195,11 @@ def test_unhealthy_gpu_that_rejects_no_pod_leaves_the_others_in_use() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [f"{LINK.replace('error getting', 'error calling nvml.Init: Unknown Error')}", "rpc error: code = Unavailable"],
+    [
+        f"{LINK.replace('error getting', 'error calling nvml.Init: Unknown Error')}",
+        "rpc error: code = Unavailable",
+        f"{LINK} P2P link for devices (0, 1): Not Supported",
+    ],
 )
 def test_plugin_without_nvml_is_restarted_and_its_node_not_drained(words: str) -> None:
     remedy = steps_of(*PLUGIN_POD, refused("desk", words), cause="DevicePluginAllocateFailed")
