@@ -119,7 +119,7 @@ _MISMATCH = re.compile(r"driver combination|DRIVER_?MISMATCH", re.IGNORECASE)
 """Text of CUDA error 803."""
 _PROBE_EVENT = re.compile(
     r"(?P<failed>startup|liveness) probe (?:failed|errored)"
-    r"|container (?P<container>\S{1,253}) failed (?P<kills>startup|liveness) probe",
+    r"|container (?:(?P<container>\S{1,253}) )?failed (?P<kills>startup|liveness) probe",
     re.IGNORECASE,
 )
 """Messages of the events Unhealthy and Killing."""
@@ -312,7 +312,7 @@ def _probe_events(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Co
     was_ended = ended.exit_code in (*_KILLED, None) or any(_TERMINATED_WORDS.search(each.text) for each in texts)
     for event in reversed(snapshot.events_of(pod)):
         found = _PROBE_EVENT.search(event.message)
-        if found is not None and found["container"] in (state.name, None) and (found["container"] or was_ended):
+        if found is not None and found["container"] in (state.name, None) and (found["kills"] or was_ended):
             yield event.message
 
 

@@ -42,7 +42,7 @@ WRONG_ARCHITECTURE = _running(
     failing(
         r"no kernel image is available|is not compatible with the current PyTorch installation"
         r"|engine plan file is generated on an incompatible device|only supported on GPUs with compute capability"
-        r"|only supports \w{1,20} GPUs or newer",
+        r"|only supports \w{1,20} GPUs or newer|Value 'sm_\d{2,3}' is not defined",
         "CUDA, PyTorch, TensorRT, vLLM, FlashAttention",
     ),
     severity=CauseSeverity.HIGH,
@@ -53,7 +53,7 @@ GPU_MEMORY = _running(
     "The program needs more memory than its GPU, or its share of a GPU, has free.",
     "Make the batch or the model smaller, use a GPU with more memory, or check which pods share this one.",
     failing(
-        r"torch\.(?:cuda\.)?OutOfMemoryError|Error Code 2: OutOfMemory"
+        r"(?:torch|cupy)\.[\w.]{0,40}OutOfMemoryError|Failed to allocate CUDA memory|Error Code 2: OutOfMemory"
         r"|Device \d{1,3} OOM|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
         r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
         r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
@@ -146,7 +146,7 @@ NCCL = _running(
     "NCCL_DEBUG=INFO shows more.",
     *reported("CollectiveFails"),
     failing(
-        r"NCCL WARN|NCCL error|DistBackendError"
+        r"NCCL WARN|NCCL error|DistBackendError|NET/OFI [^\n]{0,60}(?:fail|couldn't|unable)|output empty list"
         r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)",
         "NCCL, PyTorch",
     ),
@@ -168,7 +168,8 @@ PROBE = _running(
     "LivenessProbeKills",
     "The kubelet kills the container because its liveness or startup probe fails, for example while a model still "
     "loads. Neither the GPU nor a lack of memory is the reason.",
-    "Add a startupProbe that waits long enough, or delay the liveness probe.",
+    "Add a startupProbe whose failureThreshold x periodSeconds is longer than the program loads, or delay the liveness "
+    "probe.",
 )
 SIGNAL = _running(
     "ContainerKilledBySignal",

@@ -83,7 +83,9 @@ ACCESS_DENIED = _started_on_node(
     "GpuAccessDenied",
     "A container is not allowed to open the GPU's device files: their mode, SELinux or seccomp, or the device rules of "
     "its cgroup refuse it.",
-    "Compare the files' mode, owner and label on the node with the user of the container: `ls -lZ /dev/nvidia*`.",
+    "Check the files on the node: `ls -lZ /dev/nvidia*`. If their mode is 0660, as on SUSE, set the driver's option "
+    'NVreg_DeviceFileMode=0666, or `user = "root:video"` in /etc/nvidia-container-runtime/config.toml. If SELinux '
+    "refuses it, as `ausearch -m avc -ts recent` shows, allow it.",
     starting(r"(?:nvml|cuda) error: (insufficient permissions|os call failed|gpu access blocked)", _CLI),
     *reported("GpuAccessDenied"),
     failing(r"ERR_NVGPUCTRPERM|permission to access NVIDIA GPU Performance Counters", "CUPTI, Nsight"),
@@ -388,7 +390,7 @@ NOT_INJECTED = _running_on_node(
         r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Torch not compiled with CUDA enabled"
         r"|torch\.cuda\.is_available\(\) is False|Device string must not be empty|Failed to infer device type"
         r"|libcuda\.so(?:\.1)?: cannot open shared object|No visible GPU devices|The NVIDIA Driver was not detected"
-        r"|no supported devices found for platform",
+        r"|no supported devices found for platform|you might not have a CUDA gpu",
         "PyTorch, vLLM, JAX, the dynamic loader, NVIDIA's images",
     ),
     failing(

@@ -206,6 +206,11 @@ UNHEALTHY = "{} probe failed: HTTP probe failed with statuscode: 503"
         *((code, UNHEALTHY.format("Startup"), True) for code in (137, 143)),
         (137, "Startup probe errored: rpc error: code = DeadlineExceeded", True),
         *((code, KILLING.format("startup"), True) for code in (0, 1, 137, 143)),
+        (
+            1,
+            "Killing container with id docker://main:Container failed liveness probe.. Container will be killed.",
+            True,
+        ),
         (1, UNHEALTHY.format("Startup"), False),
         (137, UNHEALTHY.format("Readiness"), False),
         (1, "Container sidecar failed startup probe, will be restarted", False),

@@ -164,6 +164,13 @@ def test_pod_older_than_the_driver_of_its_node_is_deleted(words: str) -> None:
     assert "`kubectl -n team delete pod x`" in found.remedy[1]
 
 
+def test_pod_that_was_created_again_has_its_gpu() -> None:
+    _, *objects, _ = crash_beside(driver_pod(120), STALE[0])
+    again = pod("y", on="a", age=5, spec={"runtimeClassName": "nvidia"}, owner=("ReplicaSet", "serve"))
+
+    assert not results(judged(node("a", age=9000), *objects, again))
+
+
 @pytest.mark.parametrize("words", STALE)
 @pytest.mark.parametrize(
     "driver",

@@ -160,9 +160,11 @@ def test_saved_folder_names_a_subfolder_without_permission(short_root: Path) -> 
 
 def test_bundle_is_read_back_without_secrets(tmp_path: Path) -> None:
     env = [{"name": "TOKEN", "value": "s3cret"}, {"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]
+    probe = {"failureThreshold": 9, "httpGet": {"httpHeaders": [{"name": "Authorization", "value": "s3cret"}]}}
+    words = {"command": ["run", "--token=s3cret"], "args": ["s3cret"], "startupProbe": probe}
     secretive = pod(
         "x",
-        containers=[container("main", 1, env=env, command=["run", "--token=s3cret"], args=["s3cret"])],
+        containers=[container("main", 1, env=env, **words)],
         annotations={"kubectl.kubernetes.io/last-applied-configuration": "s3cret", "vault/token": "s3cret"},
     )
     bundle, file = Bundle(), tmp_path / "state.tar.gz"
@@ -172,6 +174,7 @@ def test_bundle_is_read_back_without_secrets(tmp_path: Path) -> None:
     state = read_saved([file])
     assert [one.name for one in state.nodes] == ["a", "b"]
     assert state.pods[0].spec.containers[0].env == {"TOKEN": OTHER_VALUE, "CUDA_VISIBLE_DEVICES": "0"}
+    assert str(state.pods[0].spec.containers[0].startup) == "failureThreshold 9 x periodSeconds 10 = 90 s"
     assert state.missing["Event"] == "the right to list events is missing"
     assert state.now == NOW
     with tarfile.open(file) as archive:
