@@ -140,6 +140,8 @@ _TERMINATED = 143
 _KILLED = (137, _TERMINATED)
 _NODE_WENT = ("ContainerStatusUnknown", "Unknown")
 """The end was not observed: the node was restarted or lost."""
+_LOADING = 180.0
+"""Minutes in which a container that a probe ended may still load again."""
 _OFTEN, _LATELY, _STARTED = 3, 10.0, 5.0
 """With this many restarts, the last one minutes ago, a container only runs between two crashes."""
 _CERTAIN = (
@@ -234,7 +236,8 @@ def _failure(snapshot: Snapshot, pod: Pod, state: ContainerState) -> ContainerEn
 
 def _fails(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> bool:
     """Whether this end of the container is more than a past one."""
-    if state.running and not state.ready and any(_probe_events(snapshot, pod, state, ended)):
+    loads = state.running and not state.ready and not older(snapshot, ended.at, _LOADING)
+    if loads and any(_probe_events(snapshot, pod, state, ended)):
         return True
     if ended.exit_code == 0:
         return state.waiting == "CrashLoopBackOff" and not state.init
@@ -308,12 +311,17 @@ def _probe_events(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: Co
 
     A program may end itself while its probe fails: a failed probe alone does not show that the kubelet ended it.
     """
-    texts = (of_end(state, ended), *of_log(snapshot, pod, state.name))
-    was_ended = ended.exit_code in (*_KILLED, None) or any(_TERMINATED_WORDS.search(each.text) for each in texts)
     for event in reversed(snapshot.events_of(pod)):
         found = _PROBE_EVENT.search(event.message)
-        if found is not None and found["container"] in (state.name, None) and (found["kills"] or was_ended):
+        if found is None or found["container"] not in (state.name, None):
+            continue
+        if found["kills"] or _ended_by_signal(snapshot, pod, state, ended):
             yield event.message
+
+
+def _ended_by_signal(snapshot: Snapshot, pod: Pod, state: ContainerState, ended: ContainerEnd) -> bool:
+    texts = (of_end(state, ended), *of_log(snapshot, pod, state.name))
+    return ended.exit_code in (*_KILLED, None) or any(_TERMINATED_WORDS.search(each.text) for each in texts)
 
 
 def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Origin]]) -> FoundCause:

@@ -383,7 +383,8 @@ DOES_WITHOUT = failing(r"No GPUs? (?:found|detected|available)", "many a program
 """Text of a container that ends; a container that keeps running works without a GPU."""
 NOT_INJECTED = _running_on_node(
     "GpuNotInjected",
-    "A GPU was allocated to a container and is missing in it: the runtime on the node did not inject it.",
+    "A GPU was allocated to a container and does not work in it: the node's runtime did not inject it, or injected "
+    "that of an earlier driver.",
     "Check the container's devices, `ls /dev/nvidia*`; then the node's toolkit, its configuration and its driver.",
     *reported("GpuNotInjected"),
     failing(

@@ -253,6 +253,14 @@ def test_container_that_its_startup_probe_killed_may_load_again(*, ready: bool, 
     assert results(judged(node("a"), loads, killing)) == ([("LivenessProbeKills", "pod/team/train-x")] if kills else [])
 
 
+def test_probe_that_ended_a_container_days_ago_is_no_crash() -> None:
+    state = {"running": {"startedAt": ago(4000)}}
+    last = {"lastState": {"terminated": terminated(137, minutes=4001)}, "restartCount": 1}
+    busy = pod("train-x", on="a", age=9000, states=[{"name": "main", "ready": False, "state": state, **last}])
+
+    assert not results(judged(node("a", age=9000), busy, event(busy, "Unhealthy", UNHEALTHY.format("Liveness"))))
+
+
 def test_memory_limit_outranks_a_probe() -> None:
     crash = crashing(end=terminated(137, "OOMKilled"))
     fields = event(crash, "Unhealthy", UNHEALTHY.format("Startup"))
