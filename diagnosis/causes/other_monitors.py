@@ -25,7 +25,7 @@ REPORTED = _reported(
 COULD_NOT_CHECK = _reported(
     "MonitorCannotCheck",
     "Another monitor sets a condition of the node because it could not check the GPUs, not because it found a fault.",
-    "Restart the monitor's pod on the node; stop an automatic repair until then: it would replace a sound node.",
+    "Restart the monitor's pod on the node; stop an automatic repair until then: it would replace a healthy node.",
     severity=CauseSeverity.MEDIUM,
     source="aws/eks-node-monitoring-agent: DCGMError, issue 266; NVIDIA/NVSentinel: DCGM_CONNECTIVITY_ERROR",
 )
@@ -65,7 +65,7 @@ _HOST_ENGINES = ("dcgm-server", "nvidia-dcgm-")
 _MOST_PODS = 3
 _REPAIR = (
     "Until it is clear, stop the automatic repair that acts on this condition (the node group's node auto repair on "
-    "EKS, Karpenter's NodeRepair, ten minutes after AcceleratedHardwareReady=False): it would replace a sound node"
+    "EKS, Karpenter's NodeRepair, ten minutes after AcceleratedHardwareReady=False): it would replace a healthy node"
 )
 _NO_ENGINE = (
     "No pod of DCGM's host engine (dcgm-server, nvidia-dcgm) is on the node: let its DaemonSet tolerate the node's "

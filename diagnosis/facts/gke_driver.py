@@ -1,4 +1,4 @@
-"""Steps for a GKE node whose device plugin waits for a driver that nobody installs. Pure."""
+"""Steps for a GKE node whose device plugin waits for a driver that is not installed. Pure."""
 
 from __future__ import annotations
 

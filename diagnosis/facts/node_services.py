@@ -121,7 +121,7 @@ def runtime_steps(node: Node) -> Iterator[str]:
     template = f"{data}/agent/etc/containerd/config.toml, and the template beside it that it is made from"
     yield f"Check its configuration, above all what was changed last: {template if data else _CONFIGURATIONS[kind]}"
     restart = f"snap restart {units[0].removeprefix('snap.')}" if units[0].startswith("snap.") else _restart(units)
-    yield f"Correct the file that is at fault; then `{restart}`: the kubelet goes on by itself, and needs no restart"
+    yield f"Correct the file that is at fault; then `{restart}`: the kubelet recovers on its own, without a restart"
 
 
 def _slow_runtime(node: Node) -> Iterator[str]:
