@@ -26,6 +26,7 @@ ANNOTATIONS: list[tuple[dict[str, str], str]] = [
     ({"sriovnetwork.openshift.io/state": "Draining"}, "the SR-IOV network operator"),
 ]
 IN_SERVICE: list[dict[str, str]] = [
+    {"machineconfiguration.openshift.io/desiredDrain": "uncordon-rendered-worker-1"},
     {"machineconfiguration.openshift.io/state": "Done", "sriovnetwork.openshift.io/state": "Idle"},
     {"k8saas.nvidia.com/uncordon-by": "NVSentinel", "hami.io/device-cordon": "GPU-1"},
     {"nvidia.com/gpu.deploy.driver": "pre-installed", "nvidia.com/ofed-driver-upgrade-state": "upgrade-done"},
