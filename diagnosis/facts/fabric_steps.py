@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
-from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.components import Role, components, role_of
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -31,7 +31,7 @@ def fabric_steps(snapshot: Snapshot, node: Node) -> Iterator[str]:
         return
     if pod is not None:
         yield from _in_a_container(pod, product)
-    elif node.meta.labels.get(_DEPLOYED) == "true":
+    elif node.meta.labels.get(_DEPLOYED) == "true" and any(each.role is Role.DRIVER for each in components(snapshot)):
         yield f"Read the log of the driver's pod on the node, which runs the fabric manager: {pods_on(node.name)}"
     else:
         yield from _on_the_host(product)
