@@ -16,6 +16,8 @@ from healthcheck.catalog.profiles import InstanceProfile, find_profile, read_pac
 from healthcheck.model import Status
 from healthcheck.node.state import INSTANCE_TYPE
 
+_IMEX = "compute-domain"
+"""Part of the DeviceClasses for IMEX channels: `compute-domain-default-channel.nvidia.com`."""
 NETWORK_DRIVERS = ("dra.net", "dra.networking.k8s.aws")
 """DRANET, and AWS' own driver for EFA, RoCE and ENA."""
 EFA_CLASS, ROCE_CLASS = "efa.networking.k8s.aws", "roce.networking.k8s.aws"
@@ -120,7 +122,7 @@ def is_privileged(pod: Pod) -> bool:
 
 
 def claims_efa(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether one of the pod's claims has a request for a class other than GPUs."""
+    """Whether one of the pod's claims has a request for a class other than GPUs and IMEX channels."""
     if not pod.spec.claims:
         return False
     classes = {each.meta.name: each for each in snapshot.device_classes}
@@ -128,7 +130,7 @@ def claims_efa(snapshot: Snapshot, pod: Pod) -> bool:
         claim = claim_of(snapshot, pod, name)
         if claim is None and (pod.meta.namespace, source) not in gpu_claims(snapshot):
             return True
-        requests = claim.requests if claim is not None else ()
+        requests = [each for each in claim.requests if _IMEX not in each.device_class] if claim is not None else []
         if any(not is_gpu_class(each.device_class, classes.get(each.device_class)) for each in requests):
             return True
     return False

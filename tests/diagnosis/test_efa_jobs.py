@@ -172,6 +172,11 @@ STATES: Rows = [
         [*BARE_P5, *dranet("a", "b"), JOB, *by_claims("gpu.nvidia.com")],
         [("EfaNotRequested", "job/team/train")],
     ),
+    (
+        "GPUs and an IMEX channel by claims, and no EFA",
+        [*BARE_P5, *dranet("a", "b"), JOB, *by_claims("gpu.nvidia.com", "compute-domain-default-channel.nvidia.com")],
+        [("EfaNotRequested", "job/team/train")],
+    ),
     ("GPUs and EFA by one claim", [*BARE_P5, *dranet("a", "b"), JOB, *by_claims("gpu.nvidia.com", EFA_CLASS)], []),
     ("one node", [ec2("a"), *plugin("a"), JOB, rank("0", "a")], []),
     ("two halves of one node", [ec2("a"), *plugin("a"), JOB, rank("0", "a", gpus=4), rank("1", "a", gpus=4)], []),
