@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from diagnosis.causes.compute_domains import DOMAIN_NOT_READY, PEER_LOST
 from diagnosis.causes.pod_startup_table import CLAIM_API, DRIVER_CALL, IF_HELD
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import DOMAIN_LABEL, Role, is_ready
@@ -52,8 +53,6 @@ _KNOWN = {
     ),
 }
 """Steps by texts of the DRA driver."""
-_OF_DOMAINS = ("ComputeDomainNotReady", "ComputeDomainPeerLost")
-_NOT_IN_DOMAIN = re.compile(r"not ready in ComputeDomain|ComputeDomain (?:is )?not Ready", re.IGNORECASE)
 
 
 def explained(snapshot: Snapshot, found: FoundCause, pod: Pod, text: str) -> FoundCause:
@@ -61,7 +60,9 @@ def explained(snapshot: Snapshot, found: FoundCause, pod: Pod, text: str) -> Fou
     if found.cause is CLAIM_API:
         return _of_versions(snapshot, found, pod.spec.node)
     domain = domain_of(snapshot, pod)
-    because = origins(_OF_DOMAINS, domain.subject) if domain is not None and DRIVER_CALL in text else ()
+    because = (
+        origins((DOMAIN_NOT_READY, PEER_LOST), domain.subject) if domain is not None and DRIVER_CALL in text else ()
+    )
     look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
     return replace(found, remedy=(*_steps(snapshot, pod, text), look), because_of=because)
 
@@ -113,7 +114,7 @@ def _steps(snapshot: Snapshot, pod: Pod, text: str) -> Iterator[str]:
         yield from _register(snapshot, node, role, unregistered[1])
     elif known := next((step for words, step in _KNOWN.items() if words in text), ""):
         yield known
-    elif _NOT_IN_DOMAIN.search(text):
+    elif DOMAIN_NOT_READY.texts[0].search(text):
         there = (each for some in daemon_pods(snapshot).values() for each in some if each.spec.node == node)
         daemon = next(there, None)
         find = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", DOMAIN_LABEL)

@@ -34,7 +34,7 @@ from diagnosis.facts.symptoms import (
     scheduled_at,
     standing_events,
 )
-from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, Search, origins
+from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, Search, Signature, TextSource, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
@@ -47,6 +47,11 @@ DOMAIN_NOT_READY = _domain(
     "ComputeDomainNotReady",
     "Pods of a ComputeDomain wait for long: their nodes do not become ready in it, so they get no IMEX channel.",
     "Check the domain's daemon on each of these nodes, then the log of the driver's controller.",
+    Signature(
+        r"not ready in ComputeDomain|ComputeDomain (?:is )?not Ready",
+        "NVIDIA DRA driver",
+        frozenset((TextSource.EVENT,)),
+    ),
     source=f"{_SOURCE}: `current node not ready in ComputeDomain`, issue 289",
     follows=("ComputeDomainPeerLost",),
 )
@@ -108,7 +113,7 @@ def find_held(snapshot: Snapshot) -> Iterator[FoundCause]:
                 "nvidia-imex`. If programs outside of Kubernetes need it, use the driver's host-managed mode."
             )
             again = f"Then make the daemon's pod again: {kubectl('delete', pod.meta)}"
-            steps = (stop, again, IMEX_HELD.remedy)
+            steps = (stop, again, "Keep it off in the nodes' image, too: the driver's package enables it.")
             yield FoundCause(IMEX_HELD, f"node/{node}", (f"{pod.subject}: {known}",), steps, (pod.subject,))
 
 

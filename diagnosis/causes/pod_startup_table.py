@@ -305,7 +305,8 @@ IF_HELD = "If it has NV_ERR_IN_USE, turn the host's service off on the node: `sy
 IMEX_HELD = _runtime_on_node(
     "ImexHeldByHost",
     "The node's service nvidia-imex holds the driver's only IMEX session, so the daemon of a ComputeDomain gets none.",
-    "Stop the service and keep it off, also in the nodes' image: the driver's package enables it.",
+    "Stop the service and keep it off: `systemctl disable --now nvidia-imex`, then `systemctl mask nvidia-imex` on the "
+    "node, and in the nodes' image, because the driver's package enables it. Then delete the daemon's pod.",
     Signature(
         r"Failed to (?:allocate|create|open) (?:an? )?imex session(?![^\n]{0,200}NV_ERR_(?!IN_USE))"
         r"|\bimex\b[^\n]{0,200}NV_ERR_IN_USE|NV_ERR_IN_USE[^\n]{0,200}\bimex\b",
