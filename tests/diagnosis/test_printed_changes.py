@@ -19,6 +19,7 @@ import pytest
 from msgspec import Struct
 
 from diagnosis.causes.diagnose import Problem, diagnose
+from diagnosis.facts.components import DOMAIN_LABEL
 from diagnosis.model import FoundCause
 from diagnosis.snapshot.meta import subject
 from healthcheck.node.state import RESET_COMMAND
@@ -40,6 +41,7 @@ from tests.diagnosis.states import (
     pod,
     recorded,
     snapshot,
+    waiting,
 )
 from tests.test_printed_commands import has_own_test, printed
 
@@ -113,6 +115,15 @@ def refused(text: str) -> list[Object]:
     return [serve, event(serve, "FailedCreate", f"Error creating: {text}", by="replicaset-controller")]
 
 
+def of_a_gone_domain() -> list[Object]:
+    """A node with the label of a ComputeDomain that does not exist, and a pod that waits for another one there."""
+    claims = {"resourceClaims": [{"name": "channel", "resourceClaimTemplateName": "channel"}]}
+    spec = {"channel": {"resourceClaimTemplate": {"name": "channel"}}}
+    held = pod("w-0", on="a", phase="Pending", states=[waiting("ContainerCreating")], spec=claims)
+    domain = obj("ComputeDomain", "train", "team", spec=spec, status={"status": "NotReady"})
+    return [node("a", labels={DOMAIN_LABEL: "gone"}), held, domain]
+
+
 def webhook() -> list[Object]:
     client = {"service": {"namespace": "policy", "name": "gate", "path": "/v"}}
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}]
@@ -164,6 +175,7 @@ STATES = {
         "MigConfigFailed",
         {"node/a", "pod/team/slice-0"},
     ),
+    "label of a domain that is gone": State(of_a_gone_domain(), "ComputeDomainNotReady", {"node/a"}),
     "operands off": State(
         [node("a", labels={DCGM: "false"}, annotations=SWITCHED_OFF)], "OperandsSwitchedOff", {"node/a"}
     ),
