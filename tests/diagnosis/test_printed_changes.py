@@ -159,7 +159,7 @@ STATES = {
     "rejected pods of a lost GPU": State(
         [node("a"), *map(rejected, range(30))],
         "GpuLostAtAllocation",
-        {f"pod/team/llm-{number}" for number in range(30)},
+        {"node/a", *(f"pod/team/llm-{number}" for number in range(30))},
     ),
     "running pods of a lost GPU": State(
         [
