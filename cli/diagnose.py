@@ -399,4 +399,6 @@ def _exit_code(report: Report) -> int:
     if report.diagnosis.problems:
         return CAUSES
     needed = frozenset((SAVED_STATE,)) if report.recognised else _NEEDED
+    if report.recognised and report.unexplained:
+        return COULD_NOT
     return COULD_NOT if any(unchecked.kind in needed for unchecked in report.diagnosis.unseen) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from diagnosis.causes import admission, crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
@@ -35,12 +36,15 @@ _PLACES = (TextSource.LOG, TextSource.ENDED, TextSource.POD)
 _ROWS: dict[TextSource, tuple[Row, ...]] = {
     place: texts_in(place, (cause for cause in _CAUSES if cause not in _GENERAL)) for place in _PLACES
 }
+_REJECTION = re.compile(r"which is unexpected|Pod was rejected: Allocate failed")
+"""Words of the kubelet about a pod that it rejected."""
 _MOST_FINDINGS = 6
 
 
 def known_in(log: str) -> Recognised | None:
     """Return the first cause whose text is in the log, texts of programs before those of the kubelet."""
-    found = (recognised(rows, (Symptom(place, "", log),)) for place, rows in _ROWS.items())
+    places = sorted(_PLACES, key=lambda place: place is not TextSource.POD) if _REJECTION.search(log) else _PLACES
+    found = (recognised(_ROWS[place], (Symptom(place, "", log),)) for place in places)
     return next(filter(None, found), None)
 
 

@@ -86,6 +86,8 @@ class Node(ApiObject, frozen=True, dict=True):
     system: Annotated[str, At("status.nodeInfo.osImage")] = ""
     """Operating system, as `Ubuntu 22.04.5 LTS`."""
     handlers: Annotated[frozenset[str] | None, At("status.runtimeHandlers"), _handlers] = None
+    cut: Annotated[tuple[str, ...], At("metadata.cut")] = ()
+    """Annotations of which a text shows only the beginning."""
     probed: Annotated[NodeRecord | None, At()] = None
     """Record of a check that was run for this diagnosis; None if there was none."""
 

@@ -25,11 +25,18 @@ _SHORT = {
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}\Z")
 _ASSIGNED = re.compile(r"Successfully assigned (?:([a-z0-9-]{1,63})/)?([a-z0-9][a-z0-9.-]{0,252}) to (\S{1,253}?)\.?\Z")
 _OF_POD = re.compile(r"\b(?:in|for) pod \"?([a-z0-9][a-z0-9.-]{0,252})_([a-z0-9-]{1,63})\(")
+_CONTAINER = re.compile(r"container[ =]\"?([a-z0-9][a-z0-9-]{0,62})\"? (?:in )?pod\b")
 _RESOURCE = re.compile(r"\b([a-z0-9.-]{1,100}/(?:gpu|mig-[\w.]{1,30}|vgpu|gpumem|efa|shared-gpu)[\w.-]{0,40})")
 _ABOUT_GPUS = re.compile(
-    r"nvidia|\bgpu|cuda|\bmig-|\bcdi\b|\bNVML\b|Allocate failed|device plugin|healthy devices", re.IGNORECASE
+    r"nvidia|UnexpectedAdmissionError|\bgpu|cuda|\bmig-|\bcdi\b|\bNVML\b|Allocate failed|device plugin|healthy devices",
+    re.IGNORECASE,
 )
 _REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\S+|TopologyAffinityError|NodeAffinity|AdmissionFailed")
+_WAITING = re.compile(
+    r"\w{2,40}(?:BackOff|Error|ErrImagePull|ErrImageNeverPull)|Error|ErrImagePull|ContainerCreating|PodInitializing"
+)
+_PHASES = {"Completed": "Succeeded", "Succeeded": "Succeeded", "Failed": "Failed", "Evicted": "Failed"}
+_LONGEST, _MOST_READ = 1000, 50
 _WAITS = re.compile(r"Error: ((?:Err)?Image\w{4,30}|\w{4,40}(?:Error|BackOff))\Z")
 _BY_KUBELET = frozenset(
     (
@@ -37,7 +44,7 @@ _BY_KUBELET = frozenset(
         *("FailedPrepareDynamicResources", "Unhealthy", "Killing", "UnexpectedAdmissionError", "NetworkNotReady"),
     )
 )
-UNKNOWN_POD, UNKNOWN_NODE = "POD", "NODE"
+UNKNOWN_POD, UNKNOWN_NODE, UNKNOWN_CONTAINER = "POD", "NODE", "CONTAINER"
 """Placeholders for the names that a text does not show."""
 _GPU, FAILED_SCHEDULING = "nvidia.com/gpu", "FailedScheduling"
 _OF_HAMI = ("hami.io/", "nvidia.com/gpumem", "nvidia.com/gpucores")
@@ -109,10 +116,17 @@ def assumed_pod(
     by_kubelet = [row for row in events if row.by.startswith("kubelet") or row.reason in _BY_KUBELET]
     node = (listed.node if listed else "") or (assigned[3] if assigned else "")
     node = node or next((row.by.partition(", ")[2] for row in by_kubelet if ", " in row.by), "")
-    node = node or (UNKNOWN_NODE if by_kubelet else "")
-    spec = dict(manifest.get("spec", {})) if manifest else {"containers": [_container(events)]}
+    has_node = bool(by_kubelet) or (listed is not None and listed.status != "Pending")
+    node = node or (UNKNOWN_NODE if has_node else "")
+    spec = (
+        dict(manifest["spec"])
+        if manifest and manifest.get("spec")
+        else {"containers": [_container(events, listed.status if listed else "")]}
+    )
     spec |= {"nodeName": node, "schedulerName": scheduler_of(events)}
-    status = _status(events, listed, node, spec)
+    status = _status(
+        events, listed.status if listed else "", node, spec.get("containers"), ready=listed is not None and listed.ready
+    )
     metadata: dict[str, Any] = {"name": found_name, "namespace": space}
     since = max(oldest(events), (listed.age if listed else None) or timedelta())
     metadata["creationTimestamp"] = timestamp(now - since - WAITED)
@@ -124,40 +138,42 @@ def _kind(word: str) -> str:
     return _KINDS.get(low) or _KINDS.get(low.removesuffix("s")) or _SHORT.get(low, "")
 
 
-def _container(events: Sequence[EventRow]) -> dict[str, Any]:
+def _container(events: Sequence[EventRow], status: str) -> dict[str, Any]:
     """Return a container that requests the resource which the messages name, or a GPU if they are about one."""
-    messages = " ".join(row.message for row in events)
+    messages = " ".join((status, *(row.reason + " " + row.message[:_LONGEST] for row in events[:_MOST_READ])))
     resource = _RESOURCE.search(messages)
     requests = {resource[1]: "1"} if resource else {_GPU: "1"} if _ABOUT_GPUS.search(messages) else {}
-    return {"name": "main", "resources": {"limits": requests, "requests": requests}}
+    named = _CONTAINER.search(messages)
+    name = named[1] if named else UNKNOWN_CONTAINER
+    return {"name": name, "resources": {"limits": requests, "requests": requests}}
 
 
-def _status(events: Sequence[EventRow], listed: PodRow | None, node: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+def _status(events: Sequence[EventRow], listed: str, node: str, containers: object, *, ready: bool) -> dict[str, Any]:
     rejected = next((row for row in events if _REJECTED.fullmatch(row.reason)), None)
-    if rejected is not None:
-        return {"phase": "Failed", "reason": rejected.reason, "message": rejected.message}
+    if rejected is not None or _REJECTED.fullmatch(listed):
+        message = {"message": rejected.message} if rejected is not None else {}
+        return {"phase": "Failed", "reason": rejected.reason if rejected is not None else listed, **message}
     tries = [row for row in events if row.reason == FAILED_SCHEDULING]
-    if not node and tries:
-        return {"phase": "Pending", "conditions": [unscheduled(tries[-1].message)]}
-    waiting = _waiting(events)
-    if not waiting:
-        return {"phase": listed.status if listed and listed.status == "Running" else "Pending"}
-    containers = spec.get("containers")
+    if not node and (tries or listed == "Pending"):
+        return {"phase": "Pending", "conditions": [unscheduled(tries[-1].message if tries else "")]}
+    if listed in _PHASES:
+        return {"phase": _PHASES[listed]}
     first = containers[0] if isinstance(containers, list) and containers else {}
-    name = str(first.get("name", "main")) if isinstance(first, Mapping) else "main"
-    return {"phase": "Pending", "containerStatuses": [{"name": name, "ready": False, "state": {"waiting": waiting}}]}
+    name = str(first.get("name")) if isinstance(first, Mapping) else UNKNOWN_CONTAINER
+    of_init, _, reason = listed.rpartition(":")
+    waiting = _waiting(events) or ({"reason": reason} if _WAITING.fullmatch(reason) else {})
+    state = {"waiting": waiting} if waiting else {"running": {}} if listed == "Running" else {}
+    states = [{"name": name, "ready": ready, "state": state}] if state else []
+    phase = "Running" if listed in ("Running", "CrashLoopBackOff", "Error") else "Pending"
+    return {"phase": phase, "initContainerStatuses" if of_init == "Init" else "containerStatuses": states}
 
 
 def _waiting(events: Sequence[EventRow]) -> dict[str, str]:
     """Return why the container waits, by the kubelet's last failure; empty if it has not come so far."""
     for row in reversed(events):
         if row.reason == "BackOff" and "restarting failed container" in row.message:
-            starts = [one for one in events if one.reason == "Failed" and one.message.startswith("Error: failed to")]
-            return (
-                {"reason": "RunContainerError", "message": starts[-1].message}
-                if starts
-                else {"reason": "CrashLoopBackOff"}
-            )
+            failed = [one.message for one in events if one.reason == "Failed" and "Error: failed to" in one.message]
+            return {"reason": "RunContainerError", "message": failed[-1]} if failed else {"reason": "CrashLoopBackOff"}
         if row.reason == "Failed" and (known := _WAITS.match(row.message)):
             return {"reason": known[1]}
         if row.reason == "Failed":

@@ -34,10 +34,11 @@ _OF_NODE = (
 _LAST = ("Events", "Tolerations", "Allocated resources")
 """Last keys of a text. kubectl prints no events if it describes several objects."""
 _TOP = frozenset(("Name", "Namespace", "Labels", "Annotations", *_OF_POD, *_CONTAINERS, *_AFTER_CONTAINERS, *_OF_NODE))
-_SECTIONS = frozenset((*_CONTAINERS, *_AFTER_CONTAINERS, *_OF_NODE))
-_KEY = re.compile(r"\s*([A-Za-z][\w /-]{0,40}?):(?:\s+(.*))?\s*\Z")
+_SECTIONS = frozenset((*_CONTAINERS, *_AFTER_CONTAINERS))
+_AFTER_SECTIONS = _SECTIONS.union(_OF_NODE)
+_KEY = re.compile(r"\s*([A-Za-z][\w /-]{0,40}?):(?:\s+(.*))?\Z")
 _NAME_LINE = re.compile(r"\s*([a-z0-9][a-z0-9.-]{0,252}):\s*\Z")
-_PAIR = re.compile(r"\s*([\w./-]{1,320}):\s+(\S.*?)\s*\Z")
+_PAIR = re.compile(r"\s*([\w./-]{1,320}):\s+(\S.*)\Z")
 _STATES = {"State": "state", "Last State": "lastState"}
 _STATE_NAMES = {"Waiting": "waiting", "Running": "running"}
 _STATE_KEYS = {"Reason": "reason", "Message": "message", "Exit Code": "exitCode", "Started": "startedAt"} | {
@@ -56,10 +57,11 @@ _MAPS = {"Limits": "limits", "Requests": "requests", "Environment": "env"}
 _TOLERATION = re.compile(
     r"(?P<key>(?!op=)[^=:\s]*)(?:=(?P<value>[^:\s]*))?(?::(?P<effect>\w+))?(?:\s*op=(?P<operator>\w+))?(?:\s+for\s.*)?\Z"
 )
+_CUT = re.compile(r"\s*[\w./-]{1,320}:\Z")
 _TAINT = re.compile(r"(?P<key>[^=:\s]+)(?:=(?P<value>[^:\s]*))?:(?P<effect>\w+)\Z")
 _DATE = r"\w{3}, \d\d? \w{3} \d{4} \d\d:\d\d:\d\d [+-]\d{4}"
 DATES = re.compile(_DATE)
-_CONDITION = re.compile(rf"\s*(\S+)\s+(True|False|Unknown)(?:\s+{_DATE}\s+({_DATE})\s+(\S+)\s+(.*?))?\s*\Z")
+_CONDITION = re.compile(rf"\s*(\S+)\s+(True|False|Unknown)(?:\s+{_DATE}\s+({_DATE})\s+(\S+)(?:\s+(.*))?)?\Z")
 _POD_ON_NODE = re.compile(r"\s*(\S+)\s+(\S+)\s+(\S+) \(\d+%\)\s+(\S+) \(\d+%\)\s+(\S+) \(\d+%\)\s+(\S+) \(\d+%\)")
 _AMOUNT = re.compile(r"\s*([\w./-]+/[\w.-]+)\s+(\d{1,9})\s+\d+\s*\Z")
 _SYSTEM_INFO = {
@@ -145,7 +147,7 @@ def _fields(lines: Sequence[str]) -> dict[str, list[str]]:
     current = ""
     for line in lines:
         found = _KEY.match(line) if line[indent : indent + 1].strip() and not line[:indent].strip() else None
-        allowed = _SECTIONS if current in _SECTIONS else _TOP
+        allowed = _AFTER_SECTIONS if current in _SECTIONS else _TOP
         if found is not None and found[1] in allowed and found[1] not in fields:
             current = found[1]
             fields[current] = [found[2] or ""]
@@ -257,8 +259,7 @@ def _conditions(lines: Sequence[str]) -> Iterator[Fields]:
         if found is not None:
             since = moment_of(found[3] or "")
             at = {"lastTransitionTime": timestamp(since)} if since else {}
-            reason = found[4] or ("Unschedulable" if found.group(1, 2) == ("PodScheduled", "False") else "")
-            yield {"type": found[1], "status": found[2], "reason": reason, "message": found[5] or "", **at}
+            yield {"type": found[1], "status": found[2], "reason": found[4] or "", "message": found[5] or "", **at}
 
 
 def _volumes(lines: Sequence[str]) -> Iterator[Fields]:
@@ -277,6 +278,7 @@ def _volumes(lines: Sequence[str]) -> Iterator[Fields]:
 def _node(fields: dict[str, list[str]]) -> Fields:
     metadata = _metadata(fields)
     metadata.pop("namespace")
+    metadata["cut"] = [line.strip(" :") for line in fields.get("Annotations", ()) if _CUT.match(line)]
     if created := moment_of(_value(fields, "CreationTimestamp")):
         metadata["creationTimestamp"] = timestamp(created)
     taints = (_TAINT.match(line) for line in _values(fields, "Taints"))

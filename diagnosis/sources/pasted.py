@@ -11,10 +11,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from diagnosis.sources.assumed_pods import (
     FAILED_SCHEDULING,
@@ -38,9 +39,10 @@ from diagnosis.sources.describe import (
 )
 from diagnosis.sources.tables import EventRow, PodRow, event_row, oldest, pod_row
 from healthcheck.text import yaml_reading
+from healthcheck.text.boundary import value_at
 from healthcheck.text.documents import MalformedError
 from healthcheck.text.json_cost import refuse_costly
-from healthcheck.text.moments import timestamp
+from healthcheck.text.moments import CLOCKS_APART, timestamp
 from healthcheck.text.printable import printable
 
 _LONGEST_LINE, _MOST_LINES = 16_384, 2_000_000
@@ -50,11 +52,11 @@ _ESCAPES = re.compile(
 )
 _QUOTE = re.compile(r"(?:[ ]?>[ ]?)+")
 _FENCE = re.compile(r"\s*(?:```+|~~~+)[\w +-]{0,40}\Z")
+_SHELL = r"\s*`{0,2}(?:\S{0,80}(?:[ ]\S{1,80})?[#$%>][ ]+)"
 _COMMAND = re.compile(
-    r"\s*`{0,2}(?:\S{0,80}[ ]?\S{0,80}[#$%>][ ]+)?(?:sudo[ ]+)?"
-    r"(?:kubectl|oc|k|k3s[ ]kubectl|microk8s[ .]kubectl|kubecolor)[ ](?P<words>[a-z-][^\n]{0,1000})"
+    rf"{_SHELL}?(?:sudo[ ]+)?(?:(?:k3s[ ]|microk8s[ .])?kubectl|oc|k|kubecolor)[ ](?P<words>[a-z-][^\n]{{0,1000}})"
 )
-_PROMPT = re.compile(r"\s*(?:[\w.-]{1,60}@[\w.-]{1,60}\S{0,80}[ ]?\S{0,80}[#$%][ ]|[$#][ ]+[a-z./])")
+_PROMPT = re.compile(r"\s*(?:\S{1,60}@\S{1,120}(?:[ ]\S{1,80})?[#$%][ ]|[$#][ ]+[a-z./])")
 _NAME = re.compile(r"\s*Name:\s+[a-z0-9][a-z0-9.-]{0,252}\s*\Z")
 _BELOW_NAME = ("Namespace:", "Roles:", "Labels:", "Annotations:", "Priority:")
 _YAML = re.compile(r"\s*(?:- )?apiVersion:\s+[\w./-]{1,100}\s*\Z")
@@ -67,6 +69,11 @@ _OF_CODE = re.compile(
 """Line of a program: it may quote a message without reporting it."""
 _OF_KERNEL = re.compile(r"NVRM|Xid|nvidia|pcieport|mlx5|kernel|Linux version")
 _BARE = re.compile(r"\A\s*(NVRM: |nvidia-nvswitch\d{0,3}: )")
+
+
+_COUNTED = {"Pod": "pods", "Node": "nodes", "Event": "events"}
+_SOME_POD = Named("", "Pod")
+"""Object of events below no command that names it."""
 
 
 class NothingRecognisedError(ValueError):
@@ -187,44 +194,40 @@ class _Thread:
         self._described: list[Described] = []
         self._events: list[tuple[EventRow, Named]] = []
         self._rows: dict[str, PodRow] = {}
+        self._pods: dict[str, dict[str, Any]] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
         self._free: list[_Block] = []
         self._dates: list[datetime] = []
+        self._latest = datetime.now(UTC) + CLOCKS_APART
         for block in blocks:
             self._readers[block.kind](self, block)
 
     def pasted(self) -> Pasted:
-        """Return the content, with a pod for each one that only events or logs name."""
-        content = self._content
+        """Return the content, with a pod for each one that only events or tables name."""
         now = datetime.now(UTC)
-        self._dates = [at for at in self._dates if at <= now + timedelta(days=1)]
-        aged = [row for row, _ in self._events] + [row for one in self._described for row in one.events]
-        at = self._at(now) if any(row.last is not None for row in aged) else None
+        at = self._at(now)
+        content, now = self._content, at or now
         content.at = at
         for described in self._described:
-            self._add(described.raw, *self._others(described))
-            meta = described.raw["metadata"]
-            kind = described.raw["kind"]
-            if kind == "Pod":
-                _complete(described.raw, described.events, at or now)
-            for row in described.events:
-                self._add_event(row, Named("", kind, meta.get("namespace", ""), meta["name"]), at or now)
-            if not described.whole:
-                content.incomplete.append(f"the text ends within {kind.lower()} {meta['name']}")
-        self._add_named(at or now)
-        known = {one["metadata"]["name"] for one in content.objects if one["kind"] == "Pod"}
-        content.counts["pods"] += len(self._rows.keys() - known)
-        content.logs = [_log_of(block) for block in self._free if block.named.name in known]
-        self._free = [block for block in self._free if block.named.name not in known]
-        if any(block.fenced for block in self._free):
-            self._free = [block for block in self._free if block.fenced or not content.objects]
-        content.rest = [
-            line for block in self._free for line in block.lines if line.strip() and not _OF_CODE.match(line)
-        ]
+            self._add_described(described, now)
+        self._add_named(now)
+        content.logs = [_log_of(block) for block in self._free if block.named.name in self._pods]
+        free = [block for block in self._free if block.named.name not in self._pods]
+        if any(block.fenced for block in free):
+            free = [block for block in free if block.fenced or not content.objects]
+        lines = (line for block in free for line in block.lines)
+        content.rest = [line for line in lines if line.strip() and not _OF_CODE.match(line)]
         return content
 
-    def _at(self, now: datetime) -> datetime:
-        """Return about when the text was copied: after each of its dates, and the age of its events after a start."""
+    def _at(self, now: datetime) -> datetime | None:
+        """Return about when the text was copied: after its dates, and its events' ages after the starts of their pods.
+
+        None if the text has neither ages nor the heartbeats of a node.
+        """
+        events = [row for row, _ in self._events] + [row for one in self._described for row in one.events]
+        is_node = any(one.raw["kind"] == "Node" for one in self._described)
+        if not is_node and all(row.last is None for row in events):
+            return None
         starts = (
             started + oldest(one.events)
             for one in self._described
@@ -232,52 +235,56 @@ class _Thread:
         )
         return min(max((*self._dates, *starts), default=now), now)
 
+    def _add_described(self, described: Described, now: datetime) -> None:
+        kind, metadata = described.raw["kind"], described.raw["metadata"]
+        if kind == "Pod":
+            _complete(described.raw, described.events, now)
+        self._add(described.raw, *self._others(described))
+        for row in described.events:
+            self._add_event(row, Named("", kind, metadata.get("namespace", ""), metadata["name"]), now)
+        if not described.whole:
+            self._content.incomplete.append(f"the text ends within {kind.lower()} {metadata['name']}")
+
     def _others(self, node: Described) -> Iterator[dict[str, Any]]:
         """Yield the pods on a node that the text does not describe, with the resources that are left to them."""
-        pods = [one.raw for one in self._described if one.raw["kind"] == "Pod"]
-        names = {pod["metadata"]["name"] for pod in pods}
-        on = [pod for pod in pods if pod["spec"]["nodeName"] == node.raw["metadata"]["name"]]
+        pods = {one.raw["metadata"]["name"]: one.raw for one in self._described if one.raw["kind"] == "Pod"}
+        on = [pod for pod in pods.values() if pod["spec"]["nodeName"] == node.raw["metadata"]["name"]]
         for other in node.others:
             if other["metadata"]["name"] == OTHER_PODS:
                 requests = other["spec"]["containers"][0]["resources"]["requests"]
-                for name in [*requests]:
-                    requests[name] = str(max(int(requests[name]) - sum(requested(pod, name) for pod in on), 0))
-            if other["metadata"]["name"] not in names:
+                for name, amount in [*requests.items()]:
+                    requests[name] = str(max(int(amount) - sum(requested(pod, name) for pod in on), 0))
+            if other["metadata"]["name"] not in pods:
                 yield other
 
     def _add(self, *objects: dict[str, Any]) -> None:
         for one in objects:
             self._content.objects.append(one)
-            self._content.counts[_counted_as(one)] += 1
+            self._content.counts[_COUNTED.get(one["kind"], "other objects")] += 1
+            if one["kind"] == "Pod":
+                self._pods.setdefault(one["metadata"]["name"], one)
 
     def _add_named(self, now: datetime) -> None:
         """Add the events of tables, and the pods that they name and no other block describes."""
-        there = {one["metadata"]["name"] for one in self._content.objects if one.get("kind") == "Pod"}
-        only = next(iter(there), "") if len(there) == 1 else ""
-        of_pods: dict[str, list[tuple[EventRow, Named]]] = {}
-        for row, named in self._events:
-            if named.kind == "Pod" and not named.name and only:
-                named = Named("", "Pod", "", only)  # noqa: PLW2901 - events below the only pod of the text
-            if named.kind == "Pod" and named.name not in there:
+        described = {*self._pods}
+        only = next(iter(described)) if len(described) == 1 else ""
+        events = [
+            (row, Named("", "Pod", "", only) if named == _SOME_POD and only else named) for row, named in self._events
+        ]
+        of_pods: dict[str, list[tuple[EventRow, Named]]] = {name: [] for name in self._rows if name not in described}
+        for row, named in events:
+            if named.kind == "Pod" and named.name not in described:
                 of_pods.setdefault(named.name, []).append((row, named))
-            else:
-                self._add_event(row, self._in_namespace(named), now)
+        shown = {}
         for name, rows in of_pods.items():
-            pod = assumed_pod(name, rows, self._rows.get(name), self._manifests.get(name), now)
-            self._add(pod)
-            meta = pod["metadata"]
-            for row, _ in rows:
-                self._add_event(row, Named("", "Pod", meta["namespace"], meta["name"]), now)
-        if self._events and (of_pods or not there):
-            self._content.incomplete.append("it has only the events of some objects")
-
-    def _in_namespace(self, named: Named) -> Named:
-        """Return the object with the namespace of the pod of this name."""
-        if named.kind == "Pod" and not named.namespace:
-            for one in self._content.objects:
-                if one["kind"] == "Pod" and one["metadata"]["name"] == named.name:
-                    return Named("", "Pod", one["metadata"].get("namespace", ""), named.name)
-        return named
+            shown[name] = assumed_pod(name, rows, self._rows.get(name), self._manifests.get(name), now)
+            self._add(shown[name])
+        for row, named in events:
+            pod = (shown.get(named.name) or self._pods.get(named.name)) if named.kind == "Pod" else None
+            meta = pod["metadata"] if pod else {"namespace": named.namespace, "name": named.name}
+            self._add_event(row, Named("", named.kind, meta.get("namespace", ""), meta["name"]), now)
+        if of_pods or (self._events and not described):
+            self._content.incomplete.append("it has only events or table rows of some objects")
 
     def _add_event(self, row: EventRow, named: Named, now: datetime) -> None:
         times = {"firstTimestamp": row.first, "lastTimestamp": row.last}
@@ -308,24 +315,22 @@ class _Thread:
             return
         self._described.append(described)
         found = (moment_of(text) for line in block.lines for text in DATES.findall(line))
-        self._dates += [at for at in found if at is not None]
+        self._dates += [at for at in found if at is not None and at <= self._latest]
 
     def _take_events(self, block: _Block) -> None:
         for row in event_rows(unbroken(block.lines)):
             if row.kind:
                 self._events.append((row, Named("", kind_of(row), row.namespace or block.named.namespace, row.name)))
             else:
-                self._events.append((row, block.named if block.named.kind else Named("", "Pod")))
+                self._events.append((row, block.named if block.named.kind else _SOME_POD))
 
     def _take_pods(self, block: _Block) -> None:
-        rows = filter(None, map(pod_row, block.lines))
-        self._rows |= {row.name: row for row in rows}
+        for row in filter(None, map(pod_row, block.lines)):
+            self._rows[row.name] = replace(row, namespace=row.namespace or block.named.namespace)
 
     def _take_yaml(self, block: _Block) -> None:
-        objects = list(_yaml_objects(block.lines, self._content.incomplete))
-        if not objects:
+        if not self._take_objects(_yaml_objects(block.lines, self._content.incomplete)):
             self._free.append(block)
-        self._take_objects(objects)
 
     def _take_json(self, block: _Block) -> None:
         text = "\n".join(block.lines)
@@ -334,22 +339,24 @@ class _Thread:
             found, _ = json.JSONDecoder().raw_decode(text.lstrip())
         except (ValueError, RecursionError):
             found = None
-        if isinstance(found, dict) and isinstance(found.get("kind"), str):
-            items = found.get("items")
-            self._take_objects(items if isinstance(items, list) else [found])
-        else:
+        if not self._take_objects([found]):
             self._free.append(block)
 
-    def _take_objects(self, objects: Iterable[Any]) -> None:
+    def _take_objects(self, objects: Iterable[Any]) -> int:
+        """Add the objects, and those of Lists; return how many there are."""
+        count = 0
         for one in objects:
-            if not isinstance(one, Mapping) or not isinstance(one.get("kind"), str):
+            if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
                 continue
-            metadata = one.get("metadata")
-            name = metadata.get("name") if isinstance(metadata, Mapping) else None
-            if one["kind"] == "Pod" and "status" not in one and isinstance(name, str):
-                self._manifests[name] = dict(one)
-            elif isinstance(name, str) and (one["kind"] != "Pod" or isinstance(one.get("spec"), Mapping)):
-                self._add(dict(one))
+            if isinstance(one.get("items"), list):
+                count += 1 + self._take_objects(one["items"])
+            elif isinstance(name := value_at(one, "metadata", "name"), str) and isinstance(one.get("spec", {}), dict):
+                count += 1
+                if one["kind"] == "Pod" and "status" not in one:
+                    self._manifests[name] = one
+                else:
+                    self._add(one | {"spec": one.get("spec", {})})
+        return count
 
     def _take_text(self, block: _Block) -> None:
         self._free.append(block)
@@ -380,23 +387,20 @@ def kernel_lines(lines: Iterable[str]) -> bytes:
 def _complete(pod: dict[str, Any], events: Sequence[EventRow], now: datetime) -> None:
     """Add what the events of a pod show: its scheduler, and why it has no node."""
     metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
-    created = _moment(metadata.get("creationTimestamp")) or now - oldest(events)
-    metadata["creationTimestamp"] = timestamp(created - WAITED)
+    created = _moment(metadata.get("creationTimestamp")) or (now - oldest(events) if events else None)
+    if created is not None:
+        metadata["creationTimestamp"] = timestamp(created - WAITED)
     spec["schedulerName"] = scheduler_of(events, (*metadata["annotations"], *_resources(spec)))
-    tries = [row for row in events if row.reason == FAILED_SCHEDULING]
-    if tries and not spec["nodeName"]:
+    if not spec["nodeName"]:
+        # Without an event, neither the scheduler nor a scheduling gate is known, and no scheduler can be missed.
+        tries = [row.message for row in events if row.reason == FAILED_SCHEDULING]
         others = (one for one in status["conditions"] if one["type"] != "PodScheduled")
-        status["conditions"] = [*others, unscheduled(tries[-1].message)]
+        status["conditions"] = [*others, unscheduled(tries[-1] if tries else "")]
 
 
 def _resources(spec: Mapping[str, Any]) -> Iterator[str]:
     for container in spec["containers"]:
         yield from container["resources"]["requests"]
-
-
-def _counted_as(one: Mapping[str, Any]) -> str:
-    kind = str(one.get("kind"))
-    return {"Pod": "pods", "Node": "nodes", "Event": "events"}.get(kind, "other objects")
 
 
 def _moment(text: object) -> datetime | None:

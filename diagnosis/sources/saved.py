@@ -105,9 +105,9 @@ class _State:
             self._count()
             self.builder.add(one["kind"], one)
             self.newest = max(self.newest, _newest(one))
-        self.newest = max(self.newest, text.at or EARLIEST)
-        self.has_clock = self.has_clock or text.at is not None
-        self.damage += (f"{printable(name, _SHOWN)}: {why}" for why in text.incomplete)
+        is_dated = text.at is not None or any(one["kind"] in _CLOCKS for one in text.objects)
+        self.newest, self.has_clock = max(self.newest, text.at or EARLIEST), self.has_clock or is_dated
+        self.damage += (f"{printable(name, _SHOWN)}: {why}" for why in text.incomplete[:_MOST_MISSING])
 
     def take_archive(self, name: str, archive: Archive, source: InputFile) -> None:
         """Read the archive's files as far as possible. Raises ArchiveError, CaptureError, JsonCostError."""

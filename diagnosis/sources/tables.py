@@ -29,7 +29,7 @@ _WIDE = re.compile(
 )
 """End of a row of `get events -o wide`: SUBOBJECT, SOURCE, MESSAGE, FIRST SEEN, COUNT, NAME."""
 _POD = re.compile(
-    rf"\s*(?:(?P<namespace>{_NAME})\s+)?(?:pod/)?(?P<name>{_NAME})\s+\d{{1,4}}/\d{{1,4}}\s+(?P<status>[A-Z]\S{{2,100}})"
+    rf"\s*(?:(?P<namespace>{_NAME})\s+)?(?:pod/)?(?P<name>{_NAME})\s+(?P<ready>\d{{1,4}}/\d{{1,4}})\s+(?P<status>[A-Z]\S{{2,100}})"
     rf"\s+\d{{1,9}}(?:[ ]\({_AGE}[ ]ago\))?\s+(?P<age>{_AGE})(?:\s+\S{{1,60}}\s+(?P<node>\S{{1,253}}))?(?:\s|\Z)"
 )
 _SECONDS = {"y": 365 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -55,6 +55,7 @@ class PodRow(Struct, frozen=True):
 
     namespace: str
     name: str
+    ready: bool
     status: str
     age: timedelta | None
     node: str = ""
@@ -90,9 +91,10 @@ def pod_row(line: str) -> PodRow | None:
     found = _POD.match(line)
     if found is None:
         return None
-    node = found["node"] or ""
+    running, _, containers = found["ready"].partition("/")
+    node = "" if "<" in (found["node"] or "<") else found["node"]
     return PodRow(
-        found["namespace"] or "", found["name"], found["status"], age(found["age"]), "" if "<" in node else node
+        found["namespace"] or "", found["name"], running == containers, found["status"], age(found["age"]), node
     )
 
 

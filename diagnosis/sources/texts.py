@@ -21,7 +21,7 @@ _LONGEST = 64 << 20
 """Bytes of a text that are read."""
 _LONGEST_NAME = 120
 _COUNTED = ("pods", "nodes", "events", "other objects", "kernel lines", "log lines")
-_MOST_LOG_LINES, _LONGEST_LINE = 5000, 4096
+_MOST_LOG_LINES, _LONGEST_LINE, _MOST_CHARACTERS = 5000, 4096, 256 * 1024
 IsKnown = Callable[[str], bool]
 """Whether a log has the text of a cause."""
 
@@ -83,7 +83,8 @@ def _subject(name: str) -> str:
 
 
 def _joined(lines: Sequence[str]) -> str:
-    return "\n".join(printable(line, _LONGEST_LINE) for line in lines[-_MOST_LOG_LINES:])
+    """Return the last lines as one printable log: the error is near its end."""
+    return "\n".join(printable(line, _LONGEST_LINE) for line in lines[-_MOST_LOG_LINES:])[-_MOST_CHARACTERS:]
 
 
 def _only_node(objects: Sequence[Mapping[str, Any]]) -> str:

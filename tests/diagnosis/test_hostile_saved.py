@@ -339,3 +339,70 @@ def test_saved_folder_links_are_not_followed(tmp_path: Path) -> None:
 def test_saved_path_that_is_missing_is_a_usage_error(tmp_path: Path) -> None:
     assert _diagnosed(tmp_path / "none.json")[0] == 3
     assert _diagnosed(tmp_path)[0] == 3
+
+
+# --- texts
+
+
+def _many(line: str) -> str:
+    return f"{line}\n" * 600
+
+
+_HOSTILE_TEXTS = {
+    "blanks": " " * 200_000 + "x",
+    "columns": _many("Warning  " * 1500),
+    "ages": _many("1m" * 4000 + "  Warning  Failed  pod/x  y"),
+    "prompts": _many("x" * 200 + " " + "y" * 200),
+    "quotes": _many("> " * 2000),
+    "fences": _many("```") + "```" * 5000,
+    "names": _many("Name: x\nNamespace: y\nNode: z"),
+    "pods": _many("x 0/1 Running 0 1s"),
+    "values": "Name: x\nNamespace: y\nContainers:\n" + _many("a: x" + " " * 4000 + "y"),
+    "braces": _many("{"),
+    "brackets": '{"kind":' + "[" * 50_000,
+    "aliases": "apiVersion: v1\nkind: Pod\na: &a [x,x,x,x,x,x,x,x,x]\n"
+    + "".join(
+        f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n"
+        for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    ),
+    "deep YAML": "apiVersion: v1\nkind: Pod\nx: " + "[" * 5000,
+    "documents": _many("apiVersion: v1\nkind: [\n---"),
+    "escapes": "\x1b[" * 100_000 + "\x1b]" * 100_000,
+    "dates": _many("Name: x\nRoles: y\nCreationTimestamp: Mon, 31 Feb 9999 99:99:99 +9999"),
+    "kernel": _many("NVRM: Xid (PCI:" + "0" * 3000),
+}
+
+
+@pytest.mark.parametrize("text", _HOSTILE_TEXTS.values(), ids=_HOSTILE_TEXTS)
+def test_hostile_text_is_judged_or_refused_in_bounded_work(text: str, tmp_path: Path) -> None:
+    """The time that a test may take is the bound: each of these needs minutes with one careless pattern."""
+    file = tmp_path / "paste.txt"
+    file.write_text(text)
+    code, output = _diagnosed(file)
+    assert code in (0, 1, 2)
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    "name", ["x\x1b[2Jy", "a; rm -rf /", "../../etc", "a\u202eb", "n" * 5000, "", "5", "null", "[1]", "{a: b}"]
+)
+@pytest.mark.parametrize("place", ["name", "namespace", "nodeName", "kind", "resource"])
+def test_hostile_value_of_a_text_stays_printable(place: str, name: str, tmp_path: Path) -> None:
+    fields = {"name": "x", "namespace": "team", "nodeName": "a", "kind": "Pod", "resource": "nvidia.com/gpu"} | {
+        place: name
+    }
+    text = (
+        f"apiVersion: v1\nkind: {fields['kind']}\nmetadata:\n  name: {fields['name']}\n"
+        f"  namespace: {fields['namespace']}\n"
+        f"spec:\n  nodeName: {fields['nodeName']}\n  containers:\n  - name: main\n    resources:\n      limits:\n"
+        f"        {fields['resource']}: 1\nstatus:\n  phase: Failed\n  reason: UnexpectedAdmissionError\n"
+        f"---\nName: {fields['name']}\nNamespace: {fields['namespace']}\nNode: {fields['nodeName']}\nStatus: Failed\n"
+        "Reason: UnexpectedAdmissionError\nContainers:\n  main:\n    Image: x\n    Limits:\n"
+        f"      {fields['resource']}: 1\n"
+    )
+    file = tmp_path / "paste.txt"
+    file.write_text(text)
+    code, output = _diagnosed(file)
+    assert code in (0, 1, 2)
+    assert "\x1b" not in output
+    assert "\u202e" not in output

@@ -34,6 +34,7 @@ from diagnosis.snapshot.hami_node import HANDSHAKE, LOCK, NodeLock, Registration
 from diagnosis.snapshot.hami_pod import BindPhase
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
+from healthcheck.node.hami import CARDS
 from healthcheck.text.moments import is_future
 from healthcheck.text.naming import named
 
@@ -128,6 +129,8 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
     for node in filter(lambda node: _is_steady(snapshot, node), snapshot.nodes):
         pods, offers_slots = pods_by_node.get(node.name, ()), _offers_slots(snapshot, node)
         is_starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
+        if CARDS in node.cut:
+            continue
         if node.hami.cards and not offers_slots and not is_starting:
             yield _stale(snapshot, node, pods)
         elif not node.hami.cards and offers_slots:
