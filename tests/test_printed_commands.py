@@ -32,7 +32,7 @@ READS = (
     r"ls -lZ /dev/nvidia\*",
     r"docker buildx imagetools inspect \*",
     r"nvidia-smi (-L|-q|nvlink (-s|--status)|topo (-m|-p2p))\b.*",
-    r"(dcgmi discovery -l|fi_info -p efa|ls /dev/nvidia\*|pgrep -a|ss -ltnp).*",
+    r"(dcgmi discovery -l|fi_info -p efa|ls /dev/nvidia\*|pgrep -a|ss -ltnp|journalctl -u).*",
     r"dmesg \| grep (-i efa|-i xid|mlx5_core|NVRM)",
 )
 """They change nothing. The second is of `logs` or `describe`, whose words a function hands over whole."""
@@ -77,6 +77,8 @@ CHANGES = {
 """Of kubectl: run on a real API server, in this order, with objects that stand for what the command names."""
 
 NOT_RUN = {
+    r"kubectl label node \* \*-": "as the label of a namespace, which test_printed_changes removes",
+    r"kubectl rollout restart daemonset \*": "makes all its pods again, by its own rules; no kubelet ends them here",
     r"kubectl edit .*": "opens an editor: a person decides what is changed",
     r"dcgmi diag\b.*": "needs a GPU; the deep tests run its stand-in",
     r"crictl rmi --prune": "removes images of a node; the tests have no image store",

@@ -19,12 +19,17 @@ from diagnosis.snapshot.pods import Pod
 COMMAND = re.compile(r"`([^`]+)`")
 READS = ("get", "describe", "logs", "exec", "auth", "edit", "wait")
 """Verbs of kubectl that change nothing, or open an editor in which a person decides."""
-CHANGES = ("annotate", "cordon", "create", "delete", "drain", "label", "patch", "uncordon")
+CHANGES = ("annotate", "apply", "cordon", "create", "delete", "drain", "label", "patch", "rollout", "uncordon")
 _PARTS = re.compile(r" (?:&&|\|) (?=kubectl )")
 _ON_NODES = ("cordon", "drain", "uncordon")
 _WITH_VALUE = ("-n", "-p", "-o", "-f", "-l")
 _SELECTORS = ("-l", "--selector", "--field-selector", "--pod-selector")
 _ALL = ("--all", "-A", "--all-namespaces")
+_LOST = re.compile(r"GPU is lost|GPU_IS_LOST|fallen off the bus", re.IGNORECASE)
+_WELL = re.compile(r"has no fault now")
+_OWN_UNITS = re.compile(r"\+(?:k3s|rke2|k0s)")
+"""Versions of kubelets that are part of a distribution's own unit, with its containerd."""
+_PLAIN_UNIT = re.compile(r"systemctl (?:re)?start (?:kubelet|containerd)\b")
 _OF_RUNTIMES = {
     "containerd": re.compile(r"CONTAINERD_|--runtime=containerd|restart containerd|pgrep -a containerd"),
     "cri-o": re.compile(r"--runtime=crio|restart crio"),
@@ -65,6 +70,8 @@ def parse(words: Sequence[str]) -> Kubectl:
         else:
             plain.append(word)
     verb, *operands = plain or [""]
+    if verb == "rollout":  # its own verb precedes the object
+        operands = operands[1:]
     return Kubectl(verb, options.get("-n", ""), tuple(operands), options)
 
 
@@ -108,11 +115,21 @@ class _Steps(Struct):
     def check_whole(self) -> Iterator[str]:
         """Yield what the remedy as a whole lacks."""
         yield from (f"{pod} is bare, and is not created again" for pod in sorted(self.missing))
+        if self.changes and self._is_open_with_a_lost_gpu():
+            first, node = self.changes[0], self.found.subject.removeprefix("node/")
+            if (first.verb, first.names) != ("cordon", (node,)):
+                yield "a GPU is lost, and the first change is not to cordon the node"
+
+    def _is_open_with_a_lost_gpu(self) -> bool:
+        """Whether new pods start on the node that the result is about, and one of its GPUs is lost now."""
+        node = self.snapshot.by_node.get(self.found.subject.removeprefix("node/"))
+        is_lost = any(map(_LOST.search, self.found.evidence)) and not any(map(_WELL.search, self.found.remedy))
+        return is_lost and node is not None and not node.cordoned and not node.withheld
 
     def _of_change(self, given: Kubectl) -> Iterator[str]:
         if given.verb not in CHANGES:
             yield "the rule does not know the verb"
-        if given.verb == "create":
+        if given.verb in ("apply", "create"):
             self.missing.clear()
             return
         yield from self._of_names(given)
@@ -133,8 +150,9 @@ class _Steps(Struct):
         for pod in self.snapshot.pods if selectors else ():
             if _is_selected(given, pod) and not concerned & {*self.snapshot.line(pod.meta)}:
                 yield f"it takes {pod.subject}, which the finding is not about"
-        if given.kind == "node" and self.snapshot.nodes and self.snapshot.sees("Node"):
-            yield from (f"there is no node {name}" for name in given.names if name not in self.snapshot.by_node)
+        if given.kind == "node" and self.snapshot.sees("Node"):
+            known = {f"node/{name}" for name in self.snapshot.by_node} | concerned
+            yield from (f"there is no node {name}" for name in given.names if f"node/{name}" not in known)
 
     def _of_deletion(self, given: Kubectl) -> Iterator[str]:
         for name in given.names:
@@ -183,12 +201,20 @@ class _Steps(Struct):
             if runtimes and runtime not in runtimes and pattern.search(command):
                 yield f"it is for {runtime}, and the nodes have {', '.join(sorted(runtimes))}"
 
+        units = {node.subject for node in self._nodes() if _OWN_UNITS.search(node.kubelet)}
+        if units and _PLAIN_UNIT.search(command):
+            yield f"{', '.join(sorted(units))} has no such unit"
+
     def _of_helm(self, command: str) -> Iterator[str]:
-        if " --version " not in command:
-            yield "without a version, it upgrades the operator and its drivers, too"
+        if not re.search(" --version[ =]", command):
+            yield "without a version, it upgrades the programs of the chart, too"
         operators = [one.meta for one in self.snapshot.workloads if one.meta.name.startswith("gpu-operator")]
         releases = [meta.annotations.get("meta.helm.sh/release-name", "") for meta in operators]
-        if operators and not any(name and f"helm upgrade {name} " in command for name in releases):
+        if (
+            " nvidia/gpu-operator " in command
+            and operators
+            and not any(name and f"helm upgrade {name} " in command for name in releases)
+        ):
             yield f"the operator's release is one of {releases}"
 
     def _nodes(self) -> Iterator[Node]:

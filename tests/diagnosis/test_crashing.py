@@ -274,9 +274,10 @@ MISSES = ("Failed to initialize NVML: Driver Not Loaded", "Error 802: system not
 
 @pytest.mark.parametrize("words", MISSES)
 def test_driver_in_a_container_is_the_place_to_look(words: str) -> None:
-    driver = pod("nvidia-driver-x", 0, on="a", age=900, namespace="gpu-operator", labels=DRIVER)
+    own: dict[str, Any] = {"namespace": "gpu-operator", "labels": DRIVER, "owner": ("DaemonSet", "nvidia-driver")}
+    driver = pod("nvidia-driver-x", 0, on="a", age=900, **own)
     crash = crashing(end=terminated(1, "Error", words), age=60)
-    log = "`kubectl -n gpu-operator logs nvidia-driver-x --all-containers --tail=100`"
+    log = "`kubectl -n gpu-operator logs nvidia-driver-x "
 
     (with_pod,) = judged(node("a"), JOB, crash, driver).problems
     (on_host,) = judged(node("a"), JOB, crash).problems

@@ -90,7 +90,7 @@ ROWS: list[tuple[str, list[Object], list[str], str]] = [
     ("Ray's cluster", [by("RayCluster")], [DELETE], f"{UNCHECKED} RayCluster train: the rules"),
     ("a Deployment", [by("ReplicaSet")], [DELETE], "so that it continues on healthy nodes"),
     ("a DaemonSet", [by("DaemonSet")], [], "its DaemonSet train creates pod/team/train-0 there again"),
-    ("no controller", [pod("train-0", 8, on="a")], CREATE_AGAIN, "no controller creates it again"),
+    ("no controller", [pod("train-0", 8, on="a")], CREATE_AGAIN, "which no controller creates again"),
 ]
 
 

@@ -54,8 +54,9 @@ WELL = [
     ("XIDErrors", "Unknown", "Timeout", "plugin timed out"),
     ("NTPProblem", "True", "Drift", "timed out"),
 ]
-AGENT = pod("eks-node-monitoring-agent-x7", 0, on="a", namespace="kube-system")
-ENGINE = pod("dcgm-server-k2", 0, on="a", namespace="kube-system")
+MADE = {"namespace": "kube-system", "owner": ("DaemonSet", "eks-node-monitoring-agent")}
+AGENT = pod("eks-node-monitoring-agent-x7", 0, on="a", **MADE)
+ENGINE = pod("dcgm-server-k2", 0, on="a", namespace="kube-system", owner=("DaemonSet", "dcgm-server"))
 ELSEWHERE = pod("eks-node-monitoring-agent-b9", 0, on="b", namespace="kube-system")
 
 

@@ -136,19 +136,18 @@ def webhook() -> list[Object]:
     ]
 
 
-def by_olm() -> list[Object]:
-    """k3s with the operator of OLM, whose toolkit restarts another containerd, and a pod that needs the handler."""
+def without_handler(*volumes: str, **changes: Any) -> list[Object]:
+    """An operator of OLM, whose toolkit writes for another containerd, and a pod that needs the handler."""
     name, nvidia = "nvidia-container-toolkit-daemonset", obj("RuntimeClass", "nvidia", handler="nvidia")
-    volumes = [{"name": "containerd-socket", "hostPath": {"path": "/run/containerd"}}]
-    toolkit = daemon(name, wanted=1, spec={"volumes": volumes})
-    box = {"containers": [container("gpu-operator", image="nvcr.io/nvidia/gpu-operator:v25.3.0")]}
+    mounted = [{"name": f"containerd-{name}", "hostPath": {"path": f"/run/containerd/{name}"}} for name in volumes]
+    toolkit = daemon(name, wanted=1, spec={"volumes": mounted})
     labels = {"labels": {"app": "gpu-operator"}}
-    template = {"metadata": labels, "spec": box}
-    made_by = obj("Deployment", "gpu-operator", NAMESPACE, metadata=labels, spec={"template": template})
+    box = {"containers": [container("gpu-operator", image="nvcr.io/nvidia/gpu-operator:v25.3.0")]}
+    spec = {"template": {"metadata": labels, "spec": box}}
+    made_by = obj("Deployment", "gpu-operator", NAMESPACE, metadata=labels, spec=spec)
     policy = obj("ClusterPolicy", "gpu-cluster-policy", spec={})
     held = pod("x", on="a", phase="Pending", spec={"runtimeClassName": "nvidia"}, owner=("ReplicaSet", "x"))
-    nodes = [node("a", kubelet="v1.33.4+k3s1", handlers=("", "runc"))]
-    return [*nodes, nvidia, toolkit, made_by, policy, held]
+    return [node("a", handlers=("", "runc"), **changes), nvidia, toolkit, made_by, policy, held]
 
 
 MIG = {"nvidia.com/mig.config": "all-1g.10gb", "nvidia.com/mig.config.state": "failed"}
@@ -234,7 +233,14 @@ STATES = {
         "HamiPluginNotOnNode",
         {"node/b"},
     ),
-    "operator of OLM": State(by_olm(), "ToolkitConfiguresAnotherRuntime", {"clusterpolicy/gpu-cluster-policy"}),
+    "operator of OLM": State(
+        without_handler("socket", kubelet="v1.33.4+k3s1"),
+        "RuntimeHandlerMissing",
+        {"clusterpolicy/gpu-cluster-policy"},
+    ),
+    "toolkit for another runtime": State(
+        without_handler("config", runtime="cri-o://1.33.4"), "RuntimeHandlerMissing", {"node/a"}
+    ),
 }
 """Causes whose remedies change the cluster."""
 

@@ -83,6 +83,19 @@ def test_command_of_containerd_is_refused_on_a_node_of_cri_o() -> None:
     assert broken("systemctl restart crio", objects=on_crio) == []
 
 
+def test_unit_that_a_distribution_does_not_have_is_refused() -> None:
+    assert broken("systemctl restart kubelet", objects=[node("a", kubelet="v1.33.4+rke2r1")])
+    assert broken("systemctl restart rke2-agent", objects=[node("a", kubelet="v1.33.4+rke2r1")]) == []
+    assert broken("systemctl restart kubelet", objects=[node("a")]) == []
+
+
+def test_first_change_on_a_node_with_a_lost_gpu_is_its_cordon() -> None:
+    delete = "kubectl -n team delete pod llm-0"
+    for first, expected in ((delete, 1), ("kubectl cordon a", 0)):
+        lost = FoundCause(CAUSE, "node/a", ("GPU is lost",), (f"`{first}`", f"`{delete}`"), ("pod/team/llm-0",))
+        assert len(violations(snapshot(*CLUSTER), lost)) == expected
+
+
 def test_command_of_helm_names_the_release_that_the_cluster_has_and_its_version() -> None:
     own, second = operator(gpu_node("a")), operator(gpu_node("a"))[0]
     second["metadata"] |= {"name": "gpu-operator-of-others", "namespace": "z", "annotations": {}}
