@@ -25,6 +25,7 @@ from diagnosis.snapshot.meta import subject
 from healthcheck.node.state import RESET_COMMAND
 from sim.control_plane import ControlPlane
 from sim.control_plane.build import binaries
+from tests.diagnosis import test_sharing as sharing
 from tests.diagnosis.component_states import NAMESPACE, PLUGIN, daemon, gpu_node, operand, operator
 from tests.diagnosis.hami.hami_states import hami, hami_node
 from tests.diagnosis.remedy_rule import CHANGES, commands_of, parse
@@ -237,6 +238,16 @@ STATES = {
         without_handler("socket", kubelet="v1.33.4+k3s1"),
         "RuntimeHandlerMissing",
         {"clusterpolicy/gpu-cluster-policy"},
+    ),
+    "sharing that the plugin does not read": State(
+        [node("a", 1), *sharing.FULL, sharing.config(), *sharing.plugin()],
+        "SharingConfigNotRead",
+        {f"daemonset/{NAMESPACE}/{PLUGIN}"},
+    ),
+    "sharing that the operator does not name": State(
+        [node("a", 1), *sharing.FULL, sharing.OPERATOR, sharing.policy(), sharing.config(), *sharing.plugin()],
+        "SharingConfigNotRead",
+        {"clusterpolicy/cluster-policy"},
     ),
     "toolkit for another runtime": State(
         without_handler("config", runtime="cri-o://1.33.4"), "RuntimeHandlerMissing", {"node/a"}
