@@ -1,9 +1,9 @@
-"""Pods of which a text shows only events: the object that these events describe."""
+"""Pods of which a text shows only events or a row of a table, as far as these describe them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,17 +11,11 @@ from msgspec import Struct
 
 from diagnosis.snapshot import KINDS
 from diagnosis.sources.tables import EventRow, PodRow, oldest
+from healthcheck.text.boundary import entries, value_at
 from healthcheck.text.moments import timestamp
 
 _KINDS = {kind.lower(): kind for kind in KINDS}
-_SHORT = {
-    "po": "Pod",
-    "no": "Node",
-    "deploy": "Deployment",
-    "rs": "ReplicaSet",
-    "sts": "StatefulSet",
-    "ds": "DaemonSet",
-}
+_SHORT = {"po": "Pod", "no": "Node", "deploy": "Deployment", "rs": "ReplicaSet", "ds": "DaemonSet"}
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}\Z")
 _ASSIGNED = re.compile(r"Successfully assigned (?:([a-z0-9-]{1,63})/)?([a-z0-9][a-z0-9.-]{0,252}) to (\S{1,253}?)\.?\Z")
 _OF_POD = re.compile(r"\b(?:in|for) pod \"?([a-z0-9][a-z0-9.-]{0,252})_([a-z0-9-]{1,63})\(")
@@ -46,6 +40,8 @@ _BY_KUBELET = frozenset(
 )
 UNKNOWN_POD, UNKNOWN_NODE, UNKNOWN_CONTAINER = "POD", "NODE", "CONTAINER"
 """Placeholders for the names that a text does not show."""
+Fields = dict[str, Any]
+_NOT_LISTED = PodRow("", "", False, "", None)
 _GPU, FAILED_SCHEDULING = "nvidia.com/gpu", "FailedScheduling"
 _OF_HAMI = ("hami.io/", "nvidia.com/gpumem", "nvidia.com/gpucores")
 WAITED = timedelta(minutes=30)
@@ -100,37 +96,27 @@ def kind_of(row: EventRow) -> str:
 
 
 def assumed_pod(
-    name: str,
-    rows: Sequence[tuple[EventRow, Named]],
-    listed: PodRow | None,
-    manifest: Mapping[str, Any] | None,
-    now: datetime,
-) -> dict[str, Any]:
+    name: str, rows: Sequence[tuple[EventRow, Named]], listed: PodRow | None, manifest: Fields | None, now: datetime
+) -> Fields:
     """Return the pod as far as its events, its row of `get pods` and its manifest show it."""
-    events = [row for row, _ in rows]
+    events, listed = [row for row, _ in rows], listed or _NOT_LISTED
     assigned = next((found for row in events if (found := _ASSIGNED.match(row.message))), None)
     inside = next((found for row in events if (found := _OF_POD.search(row.message))), None)
-    found_name = name or (assigned[2] if assigned else inside[1] if inside else UNKNOWN_POD)
-    spaces = (*(named.namespace for _, named in rows), listed.namespace if listed else "")
-    space = next(filter(None, (*spaces, assigned[1] if assigned else "", inside[2] if inside else "")), "default")
-    by_kubelet = [row for row in events if row.by.startswith("kubelet") or row.reason in _BY_KUBELET]
-    node = (listed.node if listed else "") or (assigned[3] if assigned else "")
-    node = node or next((row.by.partition(", ")[2] for row in by_kubelet if ", " in row.by), "")
-    has_node = bool(by_kubelet) or (listed is not None and listed.status != "Pending")
-    node = node or (UNKNOWN_NODE if has_node else "")
-    spec = (
-        dict(manifest["spec"])
-        if manifest and manifest.get("spec")
-        else {"containers": [_container(events, listed.status if listed else "")]}
-    )
+    shown = (assigned[2], assigned[1]) if assigned else inside.groups() if inside else (UNKNOWN_POD, "")
+    spaces = (*(named.namespace for _, named in rows), listed.namespace, shown[1])
+    by_kubelet = [row.by for row in events if row.by.startswith("kubelet") or row.reason in _BY_KUBELET]
+    node = listed.node or (assigned[3] if assigned else "")
+    node = node or next((by.partition(", ")[2] for by in by_kubelet if ", " in by), "")
+    node = node or (UNKNOWN_NODE if by_kubelet or listed.status not in ("", "Pending") else "")
+    spec: Fields = dict(manifest["spec"]) if manifest else {}
+    spec = spec or {"containers": [_container(events, listed.status)]}
     spec |= {"nodeName": node, "schedulerName": scheduler_of(events)}
-    status = _status(
-        events, listed.status if listed else "", node, spec.get("containers"), ready=listed is not None and listed.ready
-    )
-    metadata: dict[str, Any] = {"name": found_name, "namespace": space}
-    since = max(oldest(events), (listed.age if listed else None) or timedelta())
-    metadata["creationTimestamp"] = timestamp(now - since - WAITED)
-    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+    metadata = {
+        "name": name or shown[0],
+        "namespace": next(filter(None, spaces), "default"),
+        "creationTimestamp": timestamp(now - max(oldest(events), listed.age or timedelta()) - WAITED),
+    }
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": _status(events, listed, spec)}
 
 
 def _kind(word: str) -> str:
@@ -138,33 +124,32 @@ def _kind(word: str) -> str:
     return _KINDS.get(low) or _KINDS.get(low.removesuffix("s")) or _SHORT.get(low, "")
 
 
-def _container(events: Sequence[EventRow], status: str) -> dict[str, Any]:
+def _container(events: Sequence[EventRow], status: str) -> Fields:
     """Return a container that requests the resource which the messages name, or a GPU if they are about one."""
     messages = " ".join((status, *(row.reason + " " + row.message[:_LONGEST] for row in events[:_MOST_READ])))
     resource = _RESOURCE.search(messages)
     requests = {resource[1]: "1"} if resource else {_GPU: "1"} if _ABOUT_GPUS.search(messages) else {}
     named = _CONTAINER.search(messages)
-    name = named[1] if named else UNKNOWN_CONTAINER
-    return {"name": name, "resources": {"limits": requests, "requests": requests}}
+    return {"name": named[1] if named else UNKNOWN_CONTAINER, "resources": {"limits": requests, "requests": requests}}
 
 
-def _status(events: Sequence[EventRow], listed: str, node: str, containers: object, *, ready: bool) -> dict[str, Any]:
+def _status(events: Sequence[EventRow], listed: PodRow, spec: Fields) -> Fields:
     rejected = next((row for row in events if _REJECTED.fullmatch(row.reason)), None)
-    if rejected is not None or _REJECTED.fullmatch(listed):
-        message = {"message": rejected.message} if rejected is not None else {}
-        return {"phase": "Failed", "reason": rejected.reason if rejected is not None else listed, **message}
-    tries = [row for row in events if row.reason == FAILED_SCHEDULING]
-    if not node and (tries or listed == "Pending"):
-        return {"phase": "Pending", "conditions": [unscheduled(tries[-1].message if tries else "")]}
-    if listed in _PHASES:
-        return {"phase": _PHASES[listed]}
-    first = containers[0] if isinstance(containers, list) and containers else {}
-    name = str(first.get("name")) if isinstance(first, Mapping) else UNKNOWN_CONTAINER
-    of_init, _, reason = listed.rpartition(":")
+    if rejected is not None:
+        return {"phase": "Failed", "reason": rejected.reason, "message": rejected.message}
+    if _REJECTED.fullmatch(listed.status):
+        return {"phase": "Failed", "reason": listed.status}
+    tries = [row.message for row in events if row.reason == FAILED_SCHEDULING]
+    if not spec["nodeName"] and (tries or listed.status):
+        return {"phase": "Pending", "conditions": [unscheduled(tries[-1] if tries else "")]}
+    if listed.status in _PHASES:
+        return {"phase": _PHASES[listed.status]}
+    of_init, _, reason = listed.status.rpartition(":")
     waiting = _waiting(events) or ({"reason": reason} if _WAITING.fullmatch(reason) else {})
-    state = {"waiting": waiting} if waiting else {"running": {}} if listed == "Running" else {}
-    states = [{"name": name, "ready": ready, "state": state}] if state else []
-    phase = "Running" if listed in ("Running", "CrashLoopBackOff", "Error") else "Pending"
+    state = {"waiting": waiting} if waiting else {"running": {}} if listed.status == "Running" else {}
+    names = [str(value_at(one, "name")) for one in entries(spec.get("containers"))]
+    states = [{"name": name, "ready": listed.ready, "state": state} for name in names[:1] if state]
+    phase = "Running" if listed.status in ("Running", "CrashLoopBackOff", "Error") else "Pending"
     return {"phase": phase, "initContainerStatuses" if of_init == "Init" else "containerStatuses": states}
 
 

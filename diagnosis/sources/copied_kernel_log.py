@@ -12,6 +12,7 @@ from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
 from healthcheck.captures.replay import KERNEL_CHECKS, Replay
 from healthcheck.checks.expectation import Expectation
 from healthcheck.model import Severity
+from healthcheck.text.printable import printable
 
 _LASTS = float("inf")
 
@@ -35,15 +36,14 @@ def read_kernel_log(name: str, lines: bytes) -> CopiedKernelLog:
             replay.take(batch)
     except CaptureError:
         return CopiedKernelLog()
-    active = replay.ended("", timedelta()).active
+    active = [one for one in replay.ended("", timedelta()).active if one.finding.severity is not Severity.PASS]
     findings = (
         RecordFinding(
             reason=one.finding.reason,
             severity=one.finding.severity.name,
-            subject=one.finding.subject,
-            detail=replay.line_of(one) or one.finding.detail,
+            subject=printable(one.finding.subject),
+            detail=printable(replay.line_of(one) or one.finding.detail),
         )
         for one in active
-        if one.finding.severity is not Severity.PASS
     )
-    return CopiedKernelLog(count, reader.host, tuple(findings))
+    return CopiedKernelLog(count, printable(reader.host), tuple(findings))

@@ -46,7 +46,7 @@ from healthcheck.text.moments import CLOCKS_APART, timestamp
 from healthcheck.text.printable import printable
 
 _LONGEST_LINE, _MOST_LINES = 16_384, 2_000_000
-_MOST_JSON, _MOST_CUTS = 2_000_000, 3
+_MOST_JSON, _MOST_CUTS, _COMPARED = 2_000_000, 3, 20
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\-_])|[\u200b\u2060\ufeff\r]"
 )
@@ -67,6 +67,8 @@ _OF_CODE = re.compile(
     r"const|let|echo|grep)\b[^:]{0,200}[\w\"')(:{\\]\s*\Z)"
 )
 """Line of a program: it may quote a message without reporting it."""
+_QUOTES = re.compile(r'\\{1,20}"')
+"""Quotation mark in a quoted message, as in the kubelet's log."""
 _OF_KERNEL = re.compile(r"NVRM|Xid|nvidia|pcieport|mlx5|kernel|Linux version")
 _BARE = re.compile(r"\A\s*(NVRM: |nvidia-nvswitch\d{0,3}: )")
 
@@ -178,8 +180,10 @@ def _continues(block: _Block, line: str) -> bool:
     if block.kind == "yaml":
         indent = len(block.lines[0]) - len(block.lines[0].lstrip())
         return block.fenced or (not line[:indent].strip() and bool(_YAML_LINE.match(line[indent:])))
-    if block.kind in ("events", "pods") and not block.fenced:
-        return bool(line.strip()) and block.kind == "events"
+    if block.kind == "events" and not block.fenced:
+        row, lengths = event_row(block.lines[-1]), [len(entry) for entry in block.lines[-_COMPARED:]]
+        # Only `describe` prints messages of several lines; another row may have been broken by a terminal.
+        return bool(line.strip()) and (row is None or not row.kind or lengths[-1] == max(lengths))
     if block.kind == "describe" and not block.fenced and block.lines and not block.lines[-1].strip():
         is_over = any(entry.strip().startswith("Events:") for entry in block.lines)
         return not line.strip() or not is_over or event_row(line) is not None
@@ -211,12 +215,14 @@ class _Thread:
         for described in self._described:
             self._add_described(described, now)
         self._add_named(now)
-        content.logs = [_log_of(block) for block in self._free if block.named.name in self._pods]
+        content.logs = [
+            _log_of(block) for block in self._free if block.kind == "log" and block.named.name in self._pods
+        ]
         free = [block for block in self._free if block.named.name not in self._pods]
         if any(block.fenced for block in free):
             free = [block for block in free if block.fenced or not content.objects]
         lines = (line for block in free for line in block.lines)
-        content.rest = [line for line in lines if line.strip() and not _OF_CODE.match(line)]
+        content.rest = [_QUOTES.sub('"', line) for line in lines if line.strip() and not _OF_CODE.match(line)]
         return content
 
     def _at(self, now: datetime) -> datetime | None:
@@ -352,10 +358,11 @@ class _Thread:
                 count += 1 + self._take_objects(one["items"])
             elif isinstance(name := value_at(one, "metadata", "name"), str) and isinstance(one.get("spec", {}), dict):
                 count += 1
+                one.setdefault("spec", {})
                 if one["kind"] == "Pod" and "status" not in one:
                     self._manifests[name] = one
                 else:
-                    self._add(one | {"spec": one.get("spec", {})})
+                    self._add(one)
         return count
 
     def _take_text(self, block: _Block) -> None:

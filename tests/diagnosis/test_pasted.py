@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import html
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from cli.app import app
 from tests.console import typed
 
 Document = dict[str, Any]
@@ -392,3 +396,121 @@ def test_report_says_in_one_line_what_a_text_does_not_show(tmp_path: Path) -> No
     assert lines[lines.index("Not visible") + 1 :] == [
         "  ClusterPolicy, ConfigMap, DaemonSet and 6 more are not in it, which hides 46 possible causes"
     ]
+
+
+# --- further forms
+
+
+PODS = """$ kubectl get pods -n gpu-operator -o wide
+NAME                                      READY   STATUS             RESTARTS        AGE     IP            NODE
+gpu-operator-6bdf7c5b-x2zt4               1/1     Running            0               3h12m   10.244.0.5    cp-1
+nvidia-container-toolkit-daemonset-x8v9k  0/1     Init:0/1           0               3h12m   10.244.1.12   gpu-1
+nvidia-driver-daemonset-kk2vv             0/1     CrashLoopBackOff   31 (2m9s ago)   3h12m   10.244.1.11   gpu-1
+"""
+IN_YAML = f"""apiVersion: v1
+items:
+- apiVersion: v1
+  kind: Pod
+  metadata:
+    creationTimestamp: "2026-11-26T08:11:02Z"
+    name: trainer-0
+    namespace: team
+  spec:
+    containers:
+    - name: main
+      resources:
+        limits:
+          nvidia.com/gpu: "1"
+    schedulerName: default-scheduler
+  status:
+    conditions:
+    - lastTransitionTime: "2026-11-26T08:11:02Z"
+      message: '{NOTHING_LEFT}'
+      reason: Unschedulable
+      status: "False"
+      type: PodScheduled
+    phase: Pending
+- apiVersion: v1
+  kind: Node
+  metadata:
+    name: cpu-1
+  status: {{}}
+kind: List
+metadata:
+  resourceVersion: ""
+"""
+IN_JSON = json.dumps(
+    {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "trainer-0", "namespace": "team"},
+        "spec": {"nodeName": "gpu-1", "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1}}}]},
+        "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices present"},
+    },
+    indent=2,
+)
+KUBELET = (
+    'Nov 26 10:11:12 gpu-9 kubelet[1234]: E1126 10:11:12.123456 1234 pod_workers.go:1301] "Error syncing pod" '
+    'err="failed to \\"CreatePodSandbox\\" for \\"x_default(1-2)\\": rpc error: no runtime for \\\\\\"nvidia\\\\\\" is '
+    'configured" pod="default/x"\n'
+)
+TALK = (
+    "Ann 10:32\nhas anyone seen this?\nk get events -n ml\nLAST SEEN   TYPE   REASON   OBJECT   MESSAGE\n"
+    f"<unknown>   Warning   FailedScheduling   pod/tune-0   {NOTHING_LEFT}\n7m   Normal   Killing   pod/tune-1   x\n"
+    "Bob 10:40\nwhat does nvidia-smi print?\nAnn 10:41\nFailed to initialize NVML: Driver/library version mismatch\n"
+)
+INLINE = (
+    "The pod has this message: `Pod Allocate failed due to rpc error: error creating nvml.Device 5: nvml: GPU is lost, "
+    "which is unexpected`. What does it mean?\n"
+)
+FORMS: dict[str, tuple[str, list[tuple[str, str]]]] = {
+    "get pods": (PODS, [("DriverNotReady", "node/gpu-1")]),
+    "YAML": (IN_YAML.replace("cpu-1", "gpu-1"), [("InsufficientResource", "resource/nvidia.com/gpu")]),
+    "YAML with its end cut": (
+        IN_YAML[: IN_YAML.index("kind: Node")],
+        [("InsufficientResource", "resource/nvidia.com/gpu")],
+    ),
+    "YAML in a thread": (f"Hi,\n```yaml\n{IN_YAML}```\n", [("InsufficientResource", "resource/nvidia.com/gpu")]),
+    "JSON in a thread": (f"Hi,\n```json\n{IN_JSON}\n```\nbye\n", [("NoHealthyGpuAtAdmission", "node/gpu-1")]),
+    "kubelet's log": (KUBELET, [("RuntimeHandlerMissing", "log/paste-0.txt")]),
+    "talk": (
+        TALK,
+        [("DriverLibraryMismatched", "log/paste-0.txt"), ("InsufficientResource", "resource/nvidia.com/gpu")],
+    ),
+    "message in a sentence": (INLINE, [("GpuLostAtAllocation", "log/paste-0.txt")]),
+}
+
+
+@pytest.mark.parametrize(("text", "found"), FORMS.values(), ids=FORMS)
+def test_form_of_a_text_is_recognised(text: str, found: list[tuple[str, str]], tmp_path: Path) -> None:
+    code, document, stderr = diagnosed(tmp_path, text)
+    assert (code, causes(document)) == (1, found), stderr
+
+
+def test_event_of_a_pod_without_a_gpu_is_no_cause(tmp_path: Path) -> None:
+    text = GET_EVENTS.replace(NOTHING_LEFT, "0/3 nodes are available: 3 Insufficient memory.")
+    assert causes(diagnosed(tmp_path, text)[1]) == []
+
+
+def test_waiting_pod_without_events_is_unknown(tmp_path: Path) -> None:
+    """Neither its scheduler nor its scheduling gates are in the text."""
+    code, document, _ = diagnosed(tmp_path, described(events="Events:           <none>\n"))
+    assert (code, causes(document)) == (2, [])
+
+
+def test_nodes_that_the_text_lacks_are_not_judged(tmp_path: Path) -> None:
+    """The scheduler knows three nodes, of which one is shown, and the pod's selector matches another."""
+    document = diagnosed(tmp_path, f"{UNSCHEDULED}\n\n{DESCRIBED_NODE}")[1]
+    assert ("NodeSelectorMatchesNoNode", "job/team/trainer") not in causes(document)
+
+
+def test_node_is_judged_by_its_labels_and_condition(tmp_path: Path) -> None:
+    without = DESCRIBED_NODE.replace("  nvidia.com/gpu:  8\n", "")
+    assert causes(diagnosed(tmp_path, without)[1]) == [("GpusNotOffered", "node/gpu-1")]
+    assert causes(diagnosed(tmp_path, DESCRIBED_NODE)[1]) == []
+
+
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(MEMORY.encode())))
+    result = CliRunner().invoke(app, ["diagnose", "--from", "-", "-o", "json"], input=MEMORY)
+    assert (result.exit_code, causes(json.loads(result.stdout))) == (1, [("GpuMemoryExhausted", "log")])

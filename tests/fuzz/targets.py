@@ -32,7 +32,7 @@ from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
 from tests.checks.evidence import untimed
 from tests.checks.grammar import fault_lines, quoted_lines
 from tests.examples import IDENTITY, MACHINE, MONOTONIC, NOW, WALL, fault, kernel_event, later, outcome_with
-from tests.fuzz import archives, captures, container_runtime, hardware
+from tests.fuzz import archives, captures, container_runtime, hardware, texts
 from tests.fuzz.damage import byte_damages, damaged, forge, json_values, places
 from tests.memory import test_properties as properties
 from tests.verdict import test_any_annotation as any_annotation
@@ -269,6 +269,7 @@ TARGETS = (
     ),
     Target("loader", container_runtime.any_output_is_read, container_runtime.outputs),
     Target("archive", archives.any_archive_is_read_or_refused, archives.archives),
+    Target("text", texts.any_text_is_judged_or_refused, texts.texts),
     Target("capture", captures.any_log_is_read, captures.logs),
     Target("unread", captures.no_line_of_the_driver_s_goes_uncounted, captures.one_line),
     Target("speakers", captures.another_program_s_line_is_never_the_kernel_s, captures.speakers),
