@@ -93,7 +93,7 @@ NOT_RUN = {
     r"nvidia-ctk system create-dev-char-symlinks --create-all": "needs the device files of a GPU node",
     r"nvidia-ctk config --config=\S+ --set nvidia-container-runtime.mode=auto --in-place": "one key of one file",
     r"nvidia-ctk runtime configure --runtime=(crio|docker)\b.*": "no CRI-O and no Docker is built for the tests",
-    r"systemctl restart nvidia-cdi-refresh": "writes the CDI specification anew: needs a GPU node",
+    r"systemctl restart nvidia-(cdi-refresh|persistenced)": "a service of a GPU node",
     r"systemctl (enable --now|disable --now|mask) nvidia-imex": "the host's IMEX service: needs multi-node NVLink",
     r"microk8s enable nvidia": "installs an add-on from the network",
     r"apiclient set": "of Bottlerocket",

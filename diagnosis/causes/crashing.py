@@ -426,7 +426,8 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     node, cause = snapshot.by_node.get(crash.pod.spec.node), crash.known.cause
     if cause is GATE_RESTARTS:
         yield from steps_to_move(snapshot, [crash.pod], "healthy nodes", works=False)
-    keeps_off = cause is DRIVER_NOT_LOADED or (cause is HARDWARE and not _is_healthy_since(snapshot, crash))
+    is_faulty = cause is DRIVER_NOT_LOADED or (cause is HARDWARE and not _is_healthy_since(snapshot, crash))
+    keeps_off = is_faulty and (node is not None or not snapshot.sees("Node"))
     if keeps_off:
         yield from keep_off(snapshot, crash.pod.spec.node)
     if cause is HARDWARE:

@@ -71,6 +71,7 @@ from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, ContainerState, Pod
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
+from healthcheck.catalog.cuda_errors import fix_of
 
 _EVENT = TextSource.EVENT
 _INJECTION = texts_in(_EVENT, (DEVICE_FILES, NOT_READY[Role.MPS], *INJECTION))
@@ -331,7 +332,8 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
     evidence += _of_node(snapshot, pod, known.cause)
     look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
     node = snapshot.by_node.get(pod.spec.node)
-    own = tuple(runtime_steps(node)) if known.cause is RUNTIME_SILENT and node is not None else (known.cause.remedy,)
+    fix = fix_of(known.cause.name, known.quote) or known.cause.remedy
+    own = tuple(runtime_steps(node)) if known.cause is RUNTIME_SILENT and node is not None else (fix,)
     remedy = (*_special(known, images, node), *own, look)
     affected = tuple(one.pod.subject for one in stuck)
     found = FoundCause(known.cause, subject, tuple(evidence), remedy, affected)

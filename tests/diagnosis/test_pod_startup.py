@@ -178,3 +178,24 @@ def test_stale_specification_is_a_missing_device_file_if_the_agent_misses_it(mis
     assert results(judged(node("a", annotations=recorded("DeviceFileMissing", detail=missing)), stuck)) == [
         (cause, "node/a")
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [
+        ("nvidia-container-cli: container error: cgroup subsystem devices not found: unknown", "cgroup v2"),
+        (
+            "nvidia-container-cli: ldcache error: process /sbin/ldconfig.real failed with error code: 1",
+            "@/sbin/ldconfig",
+        ),
+        ("nvidia-container-cli: ldcache error: open failed: /sbin/ldconfig.real: no such file", "@/sbin/ldconfig"),
+        ("nvidia-container-cli: initialization error: nvml error: insufficient permissions", "0660"),
+        ("nvidia-container-cli: device error: GPU-1f2e: unknown device", "Restart the device plugin"),
+    ],
+)
+def test_fix_of_a_failed_injection_depends_on_its_error(words: str, step: str) -> None:
+    stuck = pod("x", on="a", states=[waiting("RunContainerError", f"failed to create containerd task: {words}")])
+
+    (problem,) = judged(node("a"), stuck).problems
+
+    assert any(step in text for text in problem.found.remedy)
