@@ -18,14 +18,14 @@ from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.pod_startup_table import DOES_WITHOUT, NOT_INJECTED
 from diagnosis.causes.runtime_handlers import MISSING
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command
+from diagnosis.facts.commands import command, logs
 from diagnosis.facts.components import Role, components, is_ready, role_of
 from diagnosis.facts.crio_advice import hook_evidence
 from diagnosis.facts.gpu_nodes import is_device
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.quantity import amount
-from diagnosis.facts.runtime_advice import toolkits
+from diagnosis.facts.runtime_advice import fix_steps, handlers_of, toolkits
 from diagnosis.facts.safe_steps import make_again
 from diagnosis.facts.symptoms import Recognised, of_log, recognised, texts_in
 from diagnosis.model import (
@@ -64,7 +64,8 @@ NOT_REQUESTED = _running(
 CLASS_NOT_NAMED = _running(
     "RuntimeClassNotNamed",
     "The pod has a GPU allocated, but starts with a runtime that does not inject GPUs.",
-    "Set NVIDIA's RuntimeClass in the pod template, make its handler the nodes' default, or enable CDI.",
+    "Set `runtimeClassName: nvidia` in the pod template, with a RuntimeClass of this name and `handler: nvidia`; or "
+    "make its handler the nodes' default, or enable CDI.",
     severity=CauseSeverity.HIGH,
     source="GPU operator: since 25.10, NVIDIA's runtime is not the default one; without CDI, only if configured",
 )
@@ -119,7 +120,7 @@ class MissingGpu(Struct, frozen=True):
     evidence: tuple[str, ...]
     certainty: Certainty = Certainty.PROVEN
     steps: Callable[[Sequence[Pod]], Iterator[str]] | None = None
-    """Returns the steps that precede the general fix of the cause, or replace it."""
+    """Returns the steps for these pods, instead of the general fix of the cause."""
 
 
 def find_running(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -213,10 +214,10 @@ def of_lack(lack: MissingGpu, pods: Sequence[Pod], *evidence: str) -> FoundCause
     """Convert a lack of these pods into a result, as a consequence of a fault of the node if that is found."""
     pod, affected = pods[0], tuple(dict.fromkeys(pod.subject for pod in pods))
     because = origins(_WITHOUT_GPU, f"node/{pod.spec.node}") if lack.cause.of_node else ()
-    look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
-    remedy = (lack.cause.remedy, *((f"Check the container's devices: {look}",) if lack.cause is NOT_INJECTED else ()))
-    if lack.steps is not None:
-        remedy = (*lack.steps(pods), *remedy[1:])
+    remedy = tuple(lack.steps(pods)) if lack.steps is not None else (lack.cause.remedy,)
+    if lack.cause is NOT_INJECTED and any(state.running for state in pod.states):
+        look = command("kubectl", "-n", pod.meta.namespace, "exec", pod.meta.name, "--", "ls", "-l", "/dev")
+        remedy = (*remedy, f"Check the container's devices: {look}")
     whole = (*evidence, *lack.evidence)
     return FoundCause(lack.cause, lack.subject, whole, remedy, affected, lack.certainty, because)
 
@@ -254,16 +255,32 @@ def why_without_gpu(snapshot: Snapshot, pod: Pod, name: str) -> MissingGpu:
     own = next(gpus_of(one) for one in pod.spec.containers if one.name == name)
     asked = ", ".join(f"{value} {key}" for key, value in own.items()) or "a claim"
     message = f"{pod.subject}: container {name} requests {asked}; runtimeClassName {runtime}"
-    may_lack_class = not pod.spec.runtime_class and needs_class and not snapshot.sees("RuntimeClass")
-    steps = partial(_name_class, written) if may_lack_class else None
+    is_classless = own and needs_class and not pod.spec.runtime_class  # the device of a claim comes by CDI
+    steps = partial(_injection_steps, snapshot, written if is_classless else "")
     return MissingGpu(NOT_INJECTED, f"node/{pod.spec.node}", (message,), Certainty.LIKELY, steps)
 
 
-def _name_class(written: str, _: Sequence[Pod]) -> Iterator[str]:
-    listed = command("kubectl", "get", "runtimeclass")
-    name = "`runtimeClassName: nvidia`"
-    yield f"The pod may lack its runtimeClassName: if {listed} lists nvidia, set {name} in {written}."
-    yield f"If it has one, or needs none: {NOT_INJECTED.remedy}"
+def _injection_steps(snapshot: Snapshot, classless: str, pods: Sequence[Pod]) -> Iterator[str]:
+    """Yield the steps after which the runtime injects GPUs. `classless`: object that may need a runtimeClassName."""
+    node = snapshot.by_node.get(pods[0].spec.node)
+    by_cdi = _with_cdi(snapshot) or not asks_for_gpus(pods[0].spec)
+    handlers = handlers_of(node) if node is not None and not by_cdi and _GKE not in node.meta.labels else None
+    if handlers and not any("nvidia" in handler for handler in handlers):
+        yield from fix_steps(snapshot, node, None)
+        return
+    if classless:
+        listed, name = command("kubectl", "get", "runtimeclass"), "`runtimeClassName: nvidia`"
+        yield f"The pod may lack its runtimeClassName: if {listed} lists nvidia, set {name} in {classless}."
+        yield "If it lists none, and NVIDIA's runtime is not the default one of the node, create it: `handler: nvidia`."
+    for part in components(snapshot):
+        toolkit = part.pod_on(pods[0].spec.node) if part.role is Role.TOOLKIT else None
+        if toolkit is not None:
+            read = logs(toolkit.meta, "--tail=100")
+            yield f"Check in the toolkit's log whether it configured the node's runtime: {read}"
+    yield (
+        "On the node, or in its driver pod, `nvidia-smi -L` must list the GPU: if it does not, fix the driver first. "
+        "Then create the pod again."
+    )
 
 
 def started_before_driver(snapshot: Snapshot, pod: Pod, *roles: Role) -> MissingGpu | None:

@@ -197,3 +197,13 @@ def test_pod_in_files_without_runtime_classes_may_lack_its_own() -> None:
 
     assert "`runtimeClassName: nvidia` in pod/team/x" in problem.found.remedy[0]
     assert not any("runtimeClassName:" in text for text in named.problems[0].found.remedy)
+
+
+def test_node_without_the_handler_is_configured() -> None:
+    bare = node("a", handlers=("", "runc"))
+    (problem,) = judged(bare, runs(), logs=LOG).problems
+    (handled,) = judged(node("a"), runs(), logs=LOG).problems
+
+    assert any("nvidia-ctk runtime configure" in text for text in problem.found.remedy)
+    assert not any("nvidia-ctk runtime configure" in text for text in handled.found.remedy)
+    assert any("`nvidia-smi -L` must list the GPU" in text for text in handled.found.remedy)
