@@ -113,7 +113,7 @@ class Report(Struct, frozen=True):
         invalid = [f"{each.kind}: {each.why}" for each in others if each.hides == EVERYTHING]
         kinds = dict.fromkeys(each.kind for each in others if each.hides != EVERYTHING)
         hidden = dict.fromkeys(name for each in others for name in each.hides.split(", "))
-        rest = f"{named(list(kinds), _MOST)} are not in it, which hides {_causes(list(hidden))}" if kinds else ""
+        rest = f"not in the text: {named(list(kinds), _MOST)}; this hides {_causes(list(hidden))}" if kinds else ""
         return "; ".join(filter(None, (*damage[:_MOST], *invalid[:_MOST], rest)))
 
 

@@ -65,6 +65,8 @@ def event_row(line: str) -> EventRow | None:
     """Return the row of an event as `describe`, `get events` or `events` print it; None for another line."""
     if "Normal" not in line and "Warning" not in line:
         return None
+    if "`" in line:  # a row within a sentence
+        line = max(line.split("`"), key=len)
     found = _OF_DESCRIBE.match(line) or _OF_GET.match(line) or _OF_OLD_GET.match(line)
     if found is None:
         return None

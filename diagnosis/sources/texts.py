@@ -91,7 +91,7 @@ def _only_node(objects: Sequence[Mapping[str, Any]]) -> str:
     """Return the name of the only node that the objects name; '' if there are several."""
     named = {str(one["metadata"].get("name")) for one in objects if one["kind"] == "Node"}
     named |= {str(one["spec"].get("nodeName") or "") for one in objects if one["kind"] == "Pod"}
-    named.discard("")
+    named -= {"", UNKNOWN_NODE}
     return named.pop() if len(named) == 1 else ""
 
 

@@ -394,7 +394,7 @@ def test_report_says_in_one_line_what_a_text_does_not_show(tmp_path: Path) -> No
     lines = typed(["diagnose", "--from", str(tmp_path / "a.txt")], {}).stdout.decode().splitlines()
     assert lines[0] == "recognised: 1 pod, 1 event"
     assert lines[lines.index("Not visible") + 1 :] == [
-        "  ClusterPolicy, ConfigMap, DaemonSet and 6 more are not in it, which hides 46 possible causes"
+        "  not in the text: ClusterPolicy, ConfigMap, DaemonSet and 6 more; this hides 46 possible causes"
     ]
 
 
@@ -476,6 +476,10 @@ FORMS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "talk": (
         TALK,
         [("DriverLibraryMismatched", "log/paste-0.txt"), ("InsufficientResource", "resource/nvidia.com/gpu")],
+    ),
+    "event in a sentence": (
+        f"The pod: `Warning  FailedScheduling  40s (x2 over 40s)  default-scheduler  {NOTHING_LEFT}`\n",
+        [("InsufficientResource", "resource/nvidia.com/gpu")],
     ),
     "message in a sentence": (INLINE, [("GpuLostAtAllocation", "log/paste-0.txt")]),
 }
