@@ -12,6 +12,7 @@ from diagnosis.facts.symptoms import Recognised, Row, Symptom, recognised, short
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Search, TextSource
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import RecordFinding
+from healthcheck.catalog.policy import step_for
 from healthcheck.model import Severity
 
 _fault = Family(None)
@@ -23,9 +24,9 @@ KERNEL_FAULT = _fault(
 )
 KERNEL_NOTICE = _fault(
     "KernelLogReportsNotice",
-    "The kernel log reports an event of a GPU or its driver that is no fault of the hardware by itself.",
-    "Look for the program that caused it; the node needs no action unless it recurs.",
-    severity=CauseSeverity.LOW,
+    "The kernel log reports an event of a GPU or its driver that needs no repair of the hardware.",
+    "Follow the action for the finding.",
+    severity=CauseSeverity.MEDIUM,
     source="The rules of `gpu-healthcheck replay`",
 )
 _FAMILIES = (crashing, running, rejected, runtime_handlers, pod_startup, efa_jobs, admission)
@@ -65,13 +66,14 @@ def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def _of_kernel(cause: Cause, subject: str, findings: list[RecordFinding]) -> FoundCause:
-    evidence = [f"{one.reason} on {one.subject}, {one.severity}: {shortened(one.detail)}" for one in findings]
-    steps = [cause.remedy]
-    node = subject.partition("/")[2] or "NODE"
-    if cause is KERNEL_FAULT:
-        steps = [f"Keep new pods off the node: {command('kubectl', 'cordon', node)}"]
+    evidence = (f"{one.reason} on {one.subject}, {one.severity}: {shortened(one.detail)}" for one in findings)
     reasons = dict.fromkeys(one.reason for one in findings[:_MOST_FINDINGS])
-    steps += [f"See the action for {reason}: {explain(reason)}" for reason in reasons]
+    steps = [f"See the action for {reason}: {explain(reason)}" for reason in reasons]
+    if cause is KERNEL_FAULT:
+        worst = max(Severity[one.severity] for one in findings)
+        cordon = command("kubectl", "cordon", subject.partition("/")[2])
+        then = step_for(worst, [one.subject for one in findings])
+        steps = [f"Keep new pods off the node: {cordon}", f"Then {then}.", *steps]
     return FoundCause(cause, subject, tuple(evidence), tuple(steps), certainty=Certainty.LIKELY)
 
 

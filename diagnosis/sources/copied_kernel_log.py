@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
@@ -15,6 +17,8 @@ from healthcheck.model import Severity
 from healthcheck.text.printable import printable
 
 _LASTS = float("inf")
+_OF_DRIVER = re.compile(r"NVRM|nvidia|pcieport|mlx5")
+_BARE = re.compile(r"\A\s*(NVRM: |nvidia-nvswitch\d{0,3}: )")
 
 
 class CopiedKernelLog(Struct, frozen=True):
@@ -25,13 +29,20 @@ class CopiedKernelLog(Struct, frozen=True):
     findings: tuple[RecordFinding, ...] = ()
 
 
-def read_kernel_log(name: str, lines: bytes) -> CopiedKernelLog:
-    """Judge the lines. Lines that are not the kernel's are ignored."""
+def read_kernel_log(name: str, lines: Sequence[str]) -> CopiedKernelLog:
+    """Judge the lines of the kernel; if none has the prefix of a log, those of the driver without it."""
+    if not any(_OF_DRIVER.search(line) for line in lines):
+        return CopiedKernelLog()
+    log = _judged(name, lines)
+    return log if log.lines else _judged(name, [_BARE.sub(r"[    0.000000] \1", line) for line in lines])
+
+
+def _judged(name: str, lines: Sequence[str]) -> CopiedKernelLog:
     reader = KernelLogReader(datetime.now(UTC), 1, PassedOver())
     replay = Replay(KERNEL_CHECKS, Expectation(), _LASTS)
-    count = 0
+    raw, count = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"), 0
     try:
-        for batch in reader.read(name, (lines,)):
+        for batch in reader.read(name, (raw,)):
             count += len(batch.lines)
             replay.take(batch)
     except CaptureError:
@@ -42,7 +53,7 @@ def read_kernel_log(name: str, lines: bytes) -> CopiedKernelLog:
             reason=one.finding.reason,
             severity=one.finding.severity.name,
             subject=printable(one.finding.subject),
-            detail=printable(replay.line_of(one) or one.finding.detail),
+            detail=printable(one.finding.detail or replay.line_of(one)),
         )
         for one in active
     )

@@ -69,8 +69,6 @@ _OF_CODE = re.compile(
 """Line of a program: it may quote a message without reporting it."""
 _QUOTES = re.compile(r'\\{1,20}"')
 """Quotation mark in a quoted message, as in the kubelet's log."""
-_OF_KERNEL = re.compile(r"NVRM|Xid|nvidia|pcieport|mlx5|kernel|Linux version")
-_BARE = re.compile(r"\A\s*(NVRM: |nvidia-nvswitch\d{0,3}: )")
 
 
 _COUNTED = {"Pod": "pods", "Node": "nodes", "Event": "events"}
@@ -266,7 +264,7 @@ class _Thread:
     def _add(self, *objects: dict[str, Any]) -> None:
         for one in objects:
             self._content.objects.append(one)
-            self._content.counts[_COUNTED.get(one["kind"], "other objects")] += 1
+            self._content.counts[_COUNTED.get(one["kind"], "other objects")] += one["metadata"]["name"] != OTHER_PODS
             if one["kind"] == "Pod":
                 self._pods.setdefault(one["metadata"]["name"], one)
 
@@ -382,13 +380,6 @@ class _Thread:
 def _log_of(block: _Block) -> PastedLog:
     named = block.named
     return PastedLog([line for line in block.lines if line.strip()], named.namespace, named.name, named.container)
-
-
-def kernel_lines(lines: Iterable[str]) -> bytes:
-    """Return the lines that may be of the kernel, with a stamp before those that were copied without one."""
-    kept = [line for line in lines if _OF_KERNEL.search(line)]
-    stamped = (_BARE.sub(r"[    0.000000] \1", line, count=1) for line in kept)
-    return "".join(f"{line}\n" for line in stamped).encode("utf-8", "replace")
 
 
 def _complete(pod: dict[str, Any], events: Sequence[EventRow], now: datetime) -> None:

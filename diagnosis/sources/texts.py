@@ -14,7 +14,7 @@ from diagnosis.snapshot.nodes import RecordFinding
 from diagnosis.snapshot.pods import ContainerState, Pod
 from diagnosis.sources.assumed_pods import UNKNOWN_NODE
 from diagnosis.sources.copied_kernel_log import read_kernel_log
-from diagnosis.sources.pasted import NothingRecognisedError, Pasted, PastedLog, kernel_lines, read_pasted
+from diagnosis.sources.pasted import NothingRecognisedError, Pasted, PastedLog, read_pasted
 from healthcheck.text.printable import printable
 
 _LONGEST = 64 << 20
@@ -41,7 +41,7 @@ class Texts:
         if len(content) > _LONGEST:
             raise NothingRecognisedError(f"over {_LONGEST >> 20} MiB, which is the limit for a text")
         text = read_pasted(content)
-        kernel = read_kernel_log(name, kernel_lines(text.rest))
+        kernel = read_kernel_log(name, text.rest)
         if kernel.findings:
             text.rest = [line for line in text.rest if "NVRM" not in line]
         rest = _joined(text.rest)

@@ -328,8 +328,14 @@ def test_kernel_lines_of_a_thread_are_judged_by_the_rules_of_replay(tmp_path: Pa
     assert code == 1
     assert ("KernelLogReportsFault", "node/gpu-1") in causes(document)
     fault = next(one for one in document["causes"] if one["cause"] == "KernelLogReportsFault")
-    assert fault["evidence"] == [f"Xid79 on gpu/0000:3b:00.0, REBOOT: {XID.strip()}"]
-    assert fault["remedy"][0] == "Keep new pods off the node: `kubectl cordon gpu-1`"
+    assert fault["evidence"] == [
+        "Xid79 on gpu/0000:3b:00.0, REBOOT: ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS: GPU has fallen off the bus."
+    ]
+    assert fault["remedy"] == [
+        "Keep new pods off the node: `kubectl cordon gpu-1`",
+        "Then drain and reboot the node.",
+        "See the action for Xid79: `gpu-healthcheck explain Xid79`",
+    ]
 
 
 def test_kernel_line_of_a_program_is_no_fault_of_the_node(tmp_path: Path) -> None:
