@@ -31,8 +31,11 @@ from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, ContainerRu
 OPERATORS_FOLDER = "/usr/local/nvidia/"
 """Folder on the host where the GPU operator installs its toolkit (Helm value toolkit.installDir)."""
 _HELM = "helm upgrade {release} nvidia/gpu-operator -n {namespace} --version {version} --reuse-values --set {values}"
-_HELM_RELEASE, _HELM_VERSION = '"$(helm list -qn {})"', "\"$(helm list -n {} | awk 'END {{print $NF}}')\""
-"""Release in a namespace, and its version: without a version, Helm upgrades the operator and its drivers, too."""
+_HELM_LIST = "\"$(helm list -n {} | awk '/gpu-operator-v[0-9]/ {{print ${}}}')\""
+"""A column of the operator's line, by its chart: 1 the release, NF the version.
+
+Without a version, Helm upgrades the operator and its drivers, too.
+"""
 _OPERATORS_POD = "delete this node's pod of nvidia-container-toolkit-daemonset: its replacement writes the file again"
 _UNITS = {
     # A server node has the unit k3s, an agent node k3s-agent; systemctl accepts a pattern for both.
@@ -134,9 +137,9 @@ def helm_values(
         for index, (name, value) in enumerate(values.items())
     )
     return _HELM.format(
-        release=shlex.quote(release) if release else _HELM_RELEASE.format(place),
+        release=shlex.quote(release) if release else _HELM_LIST.format(place, 1),
         namespace=place,
-        version=shlex.quote(version) if version else _HELM_VERSION.format(place),
+        version=shlex.quote(version) if version else _HELM_LIST.format(place, "NF"),
         values=shlex.quote(",".join(pairs)),
     )
 

@@ -42,7 +42,10 @@ EXPECTED = replace(P5, runtime_classes=(PodRuntimeClass("nvidia", "nvidia", for_
 RELEASES_OWN = {"1.7": (2, V2), "2.2": (3, V3), "2.3": (4, V3), "2.4": (4, V3)}
 OPERATORS = """#!/bin/bash
 # What the GPU operator's toolkit does on the node with the variables that a person gives it by Helm.
-[ "$1" = list ] && echo gpu-operator && exit
+[ "$1" = list ] && echo "NAME NAMESPACE REVISION UPDATED STATUS CHART APP" &&
+    echo "gpus gpu-operator 3 2026-11-22 12:00 deployed gpu-operator-v25.3.0 v25.3.0" &&
+    echo "nics gpu-operator 1 2026-11-22 12:00 deployed network-operator-25.4.0 v25.4.0" && exit
+[[ "$*" = "upgrade gpus nvidia/gpu-operator -n gpu-operator --version v25.3.0 --reuse-values"* ]] || exit 1
 [[ "$*" =~ (CONTAINERD|RUNTIME)_SOCKET ]] || exit 1
 [[ "$*" =~ (CONTAINERD|RUNTIME)_CONFIG,toolkit.env.[0-9]..value=([^,]+) ]] && file=${BASH_REMATCH[2]}
 [[ "$*" =~ RUNTIME_DROP_IN_CONFIG,toolkit.env.[0-9]..value=([^,]+) ]] && drop_in=${BASH_REMATCH[1]}

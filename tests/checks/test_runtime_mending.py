@@ -33,8 +33,9 @@ FILE, SOCKET = "/etc/containerd/config.toml", "/run/containerd/containerd.sock"
 SNAP = "/var/lib/k8s-containerd/k8s-containerd"
 SNAP_FILE, SNAP_DROP_IN = f"{SNAP}/etc/containerd/config.toml", f"{SNAP}/etc/containerd/conf.d/99-nvidia.toml"
 HELM = (
-    'helm upgrade "$(helm list -qn gpu-operator)" nvidia/gpu-operator -n gpu-operator '
-    "--version \"$(helm list -n gpu-operator | awk 'END {print $NF}')\" --reuse-values --set "
+    "helm upgrade \"$(helm list -n gpu-operator | awk '/gpu-operator-v[0-9]/ {print $1}')\" nvidia/gpu-operator "
+    "-n gpu-operator --version \"$(helm list -n gpu-operator | awk '/gpu-operator-v[0-9]/ {print $NF}')\" "
+    "--reuse-values --set "
 )
 HOSTS, OPERATORS = "/usr/bin/nvidia-container-runtime", "/usr/local/nvidia/toolkit/nvidia-container-runtime"
 

@@ -120,6 +120,5 @@ def test_operator_without_a_release_of_helm_is_changed_by_its_policy() -> None:
 def test_release_that_is_not_visible_is_read_from_helm() -> None:
     command = set_toolkit_env(snapshot(obj("DaemonSet", "x", "y")), "gpus", {"A": "b"})
 
-    assert command.startswith(
-        '`helm upgrade "$(helm list -qn gpus)" nvidia/gpu-operator -n gpus --version "$(helm list '
-    )
+    column = "\"$(helm list -n gpus | awk '/gpu-operator-v[0-9]/ {print %s}')\""
+    assert command.startswith(f"`helm upgrade {column % '$1'} nvidia/gpu-operator -n gpus --version {column % '$NF'} ")
