@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from diagnosis.model import FoundCause
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
@@ -107,7 +108,7 @@ class _Steps(Struct):
         for part in _PARTS.split(command) if command.startswith("kubectl ") else ():
             given = parse(shlex.split(part)[1:])
             if ">" in given.operands:
-                self.saved |= {f"{given.kind}/{given.namespace}/{name}" for name in given.names}
+                self.saved |= {subject(given.kind, given.namespace, name) for name in given.names}
             elif given.verb not in READS and "--local" not in given.options:
                 yield from self._of_change(given)
                 self.changes.append(given)
@@ -156,16 +157,16 @@ class _Steps(Struct):
 
     def _of_deletion(self, given: Kubectl) -> Iterator[str]:
         for name in given.names:
-            subject = f"pod/{given.namespace}/{name}"
-            pod = self.snapshot.pod.get(subject)
+            named = subject("Pod", given.namespace, name)
+            pod = self.snapshot.pod.get(named)
             if pod is None:
-                yield f"there is no {subject}"
+                yield f"there is no {named}"
             elif (pod.meta.deleted is not None) != ("--force" in given.options):
-                yield f"{subject} is being deleted already, or is deleted by force at once"
+                yield f"{named} is being deleted already, or is deleted by force at once"
             elif pod.meta.owner is None and pod.meta.deleted is None:
-                self.missing.add(subject)
-                if subject not in self.saved:
-                    yield f"{subject} is bare, and its manifest is not saved first"
+                self.missing.add(named)
+                if named not in self.saved:
+                    yield f"{named} is bare, and its manifest is not saved first"
 
     def _of_cordon(self, given: Kubectl) -> Iterator[str]:
         if given.verb == "drain" and not {"--pod-selector", "--ignore-daemonsets"} & {*given.options}:
@@ -178,21 +179,21 @@ class _Steps(Struct):
             self.cordoned[name] = given.verb != "uncordon"
 
     def _of_marks(self, given: Kubectl) -> Iterator[str]:
-        subject = f"{given.kind}/{given.names[0]}"
-        marks = self.marks.setdefault((given.verb, subject), dict(self._marks_of(given.verb, subject)))
+        owner = f"{given.kind}/{given.names[0]}"
+        marks = self.marks.setdefault((given.verb, owner), dict(self._marks_of(given.verb, owner)))
         for word in given.operands[2:]:
             key, is_set, value = word.partition("=")
             if not is_set and marks.pop(key.removesuffix("-"), None) is None:
-                yield f"{subject} has no {key.removesuffix('-')}"
+                yield f"{owner} has no {key.removesuffix('-')}"
             elif is_set and marks.get(key) == value:
-                yield f"{subject} has {word} already"
+                yield f"{owner} has {word} already"
             elif is_set and key in marks and "--overwrite" not in given.options:
-                yield f"{subject} has another {key}, so kubectl refuses it"
+                yield f"{owner} has another {key}, so kubectl refuses it"
             marks |= {key: value} if is_set else {}
 
-    def _marks_of(self, verb: str, subject: str) -> Mapping[str, str]:
+    def _marks_of(self, verb: str, owner: str) -> Mapping[str, str]:
         metas = (*(node.meta for node in self.snapshot.nodes), *self.snapshot.namespaces)
-        meta = next((one for one in metas if one.subject == subject), None)
+        meta = next((one for one in metas if one.subject == owner), None)
         return {} if meta is None else meta.labels if verb == "label" else meta.annotations
 
     def _of_runtime(self, command: str) -> Iterator[str]:
@@ -219,9 +220,9 @@ class _Steps(Struct):
 
     def _nodes(self) -> Iterator[Node]:
         """Yield the nodes that the result is about, and those of its pods."""
-        for subject in (self.found.subject, *self.found.affected):
-            pod = self.snapshot.pod.get(subject)
-            name = pod.spec.node if pod is not None else subject.removeprefix("node/")
+        for concerned in (self.found.subject, *self.found.affected):
+            pod = self.snapshot.pod.get(concerned)
+            name = pod.spec.node if pod is not None else concerned.removeprefix("node/")
             if name in self.snapshot.by_node:
                 yield self.snapshot.by_node[name]
 
