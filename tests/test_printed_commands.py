@@ -95,6 +95,7 @@ NOT_RUN = {
     r"nvidia-ctk runtime configure --runtime=(crio|docker)\b.*": "no CRI-O and no Docker is built for the tests",
     r"systemctl restart nvidia-(cdi-refresh|persistenced)": "a service of a GPU node",
     r"systemctl (enable --now|disable --now|mask) nvidia-imex": "the host's IMEX service: needs multi-node NVLink",
+    r"helm uninstall \*": "the test has no release; test_device_plugins has the command",
     r"microk8s enable nvidia": "installs an add-on from the network",
     r"apiclient set": "of Bottlerocket",
     r"gcloud container node-pools update .*": "creates the nodes of a pool anew: a person decides",

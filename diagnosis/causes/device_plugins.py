@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -26,6 +27,7 @@ from diagnosis.facts.gpu_nodes import (
     switched_off,
 )
 from diagnosis.facts.kubelet_devices import names_lost_gpu, partly_offered
+from diagnosis.facts.operator_values import release_of
 from diagnosis.facts.quantity import count_of, counted, digits
 from diagnosis.facts.safe_steps import make_again, plugin_pods, repair_gpu, restart_plugin
 from diagnosis.facts.symptoms import replaced, shortened
@@ -329,9 +331,21 @@ def _twice(node: Node, pods: list[tuple[Component, Pod]], now: datetime) -> Iter
     extra = max(lasting.values(), key=lambda plugin: (plugin.role is not Role.HAMI_PLUGIN, not _is_operators(plugin)))
     others = [plugin.subject for plugin in lasting.values() if plugin is not extra]
     evidence = f"{node.subject} has pods of {extra.subject} and of {', '.join(others)}"
-    delete = f"To keep {others[0]}, delete the other: {kubectl('delete', extra.meta)}"
-    remedy = (delete, "Restart the remaining one.")
+    remedy = (f"To keep {others[0]}, remove the other: {_removal(extra)}", "Restart the remaining one.")
     yield FoundCause(TWICE, extra.subject, (evidence,), remedy, (node.subject,))
+
+
+def _removal(plugin: Component) -> str:
+    """Return the command that removes the plugin for good: its owner, or its release of Helm, would create it again."""
+    owner, release = plugin.meta.owner, release_of(plugin.meta)
+    if _is_operators(plugin):
+        policy = owner.name if owner is not None else "cluster-policy"
+        off = json.dumps({"spec": {"devicePlugin": {"enabled": False}}}, separators=(",", ":"))
+        patch = command("kubectl", "patch", "clusterpolicy", policy, "--type=merge", "-p", off)
+        return f"{patch}, and set devicePlugin.enabled=false where the operator is installed from"
+    if release is not None and plugin.meta.labels.get("helm.sh/chart", "").startswith("nvidia-device-plugin-"):
+        return command("helm", "uninstall", release.name, "-n", release.namespace)
+    return kubectl("delete", plugin.meta)
 
 
 def _is_operators(component: Component) -> bool:

@@ -136,6 +136,8 @@ class _Steps(Struct):
         yield from self._of_names(given)
         if given.verb == "delete" and given.kind == "pod":
             yield from self._of_deletion(given)
+        elif given.verb == "delete":
+            yield from self._of_maker(given)
         elif given.verb in _ON_NODES:
             yield from self._of_cordon(given)
         elif given.verb in ("label", "annotate"):
@@ -167,6 +169,14 @@ class _Steps(Struct):
                 self.missing.add(named)
                 if named not in self.saved:
                     yield f"{named} is bare, and its manifest is not saved first"
+
+    def _of_maker(self, given: Kubectl) -> Iterator[str]:
+        for name in given.names:
+            workload = self.snapshot.workload.get(subject(given.kind, given.namespace, name))
+            if workload is not None and workload.meta.owner is not None:
+                yield f"its {workload.meta.owner.kind} creates {name} again"
+            if workload is not None and "meta.helm.sh/release-name" in workload.meta.annotations:
+                yield f"{name} belongs to a release of Helm"
 
     def _of_cordon(self, given: Kubectl) -> Iterator[str]:
         if given.verb == "drain" and not {"--pod-selector", "--ignore-daemonsets"} & {*given.options}:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -235,3 +236,23 @@ def test_plugin_that_does_not_start_has_the_fix_of_its_log(line: str, words: str
     (problem,) = [each for each in judged(*state, logs={LOG: line}).problems if PLUGIN in str(each.found)]
 
     assert any(words in step for step in problem.found.remedy)
+
+
+def removal(*state: Object) -> str:
+    (found,) = [problem.found for problem in judged(*state).problems if problem.found.cause.name == "TwoDevicePlugins"]
+    return found.remedy[0]
+
+
+def test_second_plugin_is_removed_where_it_is_installed_from() -> None:
+    marks = {"meta.helm.sh/release-name": "nvdp", "meta.helm.sh/release-namespace": "plugins"}
+    second, *pods = alone(A)
+    by_helm = deepcopy(second)
+    by_helm["metadata"]["labels"]["helm.sh/chart"] = "nvidia-device-plugin-0.17.1"
+    by_helm["metadata"]["annotations"] = marks
+
+    assert f"`kubectl -n kube-system delete daemonset {OTHER}`" in removal(*operator(A), second, *pods)
+    assert "`helm uninstall nvdp -n plugins`" in removal(*operator(A), by_helm, *pods)
+    policy = (
+        """`kubectl patch clusterpolicy cluster-policy --type=merge -p '{"spec":{"devicePlugin":{"enabled":false}}}'`"""
+    )
+    assert policy in removal(*operator(A), *alone(A, labels=HAMI))
