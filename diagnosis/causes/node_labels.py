@@ -12,7 +12,7 @@ from diagnosis.facts.components import Component, Role, components, is_for, is_r
 from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
 from diagnosis.facts.gpu_requests import gpu_pods_on, gpus_of
 from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.safe_steps import keep_off, let_in
+from diagnosis.facts.safe_steps import keep_off
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
@@ -88,10 +88,11 @@ def _another(node: Node) -> str:
 
 
 def _failed(snapshot: Snapshot, node: Node, managers: list[Component]) -> FoundCause:
+    off = [*keep_off(snapshot, node.name)]
     steps = [
         f"Read why: {_manager_logs(node, managers)}",
         "If its ConfigMap lacks the name, set one that it has. Otherwise free the GPUs:",
-        *keep_off(snapshot, node.name),
+        *off,
         *steps_to_move(snapshot, gpu_pods_on(snapshot).get(node.name, ()), "other nodes"),
         "Then stop host programs that use the GPUs, and reset the GPUs, or drain and reboot the node.",
     ]
@@ -103,7 +104,11 @@ def _failed(snapshot: Snapshot, node: Node, managers: list[Component]) -> FoundC
             f"Wait until it is applied: {wait}",
             f"Then set the requested value again: {_label(node, _CONFIG, node.meta.labels[_CONFIG])}",
         ]
-    return found_on(node.subject, MIG_FAILED, (_state(node),), (*steps, *let_in(snapshot, node.name)))
+    if off:
+        steps.append(
+            f"When the state is success, let pods start there again: {command('kubectl', 'uncordon', node.name)}"
+        )
+    return found_on(node.subject, MIG_FAILED, (_state(node),), steps)
 
 
 def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
