@@ -357,10 +357,10 @@ class _Thread:
             elif isinstance(name := value_at(one, "metadata", "name"), str) and isinstance(one.get("spec", {}), dict):
                 count += 1
                 one.setdefault("spec", {})
-                if one["kind"] == "Pod" and "status" not in one:
-                    self._manifests[name] = one
-                else:
+                if "status" in one or "creationTimestamp" in one["metadata"]:
                     self._add(one)
+                elif one["kind"] == "Pod":
+                    self._manifests[name] = one
         return count
 
     def _take_text(self, block: _Block) -> None:

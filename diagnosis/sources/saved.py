@@ -8,11 +8,12 @@ from __future__ import annotations
 import codecs
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -21,12 +22,13 @@ from diagnosis.snapshot import KINDS, Builder, Snapshot
 from diagnosis.sources.archive import LONGEST, Archive, ArchiveError, is_archive
 from diagnosis.sources.bundle import HEADER
 from diagnosis.sources.dump_logs import DumpError, files_below, read_dump_logs
-from diagnosis.sources.pasted import NothingRecognisedError
-from diagnosis.sources.texts import IsKnown, Texts
 from healthcheck.captures.blocks import CaptureError, InputFile
 from healthcheck.text.json_cost import JsonCostError, refuse_costly
 from healthcheck.text.moments import EARLIEST, moment_or_none
 from healthcheck.text.printable import printable
+
+if TYPE_CHECKING:
+    from diagnosis.sources.texts import Texts
 
 _NOT_SAVED = "not in the saved files"
 _MOST_VALUES = 24_000_000
@@ -36,6 +38,8 @@ _LONGEST_OBJECT = 8 << 20
 """Bytes: more than the API server stores as one object."""
 _SUFFIX = ".json"
 _STANDARD_INPUT = "-"
+IsKnown = Callable[[str], bool]
+"""Whether a log has the text of a cause."""
 _HEAD = 512
 _MOST_MISSING, _SHOWN = 64, 120
 _NO_JSON = "not the JSON of kubectl -o json"
@@ -80,7 +84,8 @@ class _State:
 
     def __init__(self, is_known: IsKnown) -> None:
         self.builder = Builder()
-        self.texts = Texts(is_known)
+        self._is_known = is_known
+        self.texts: Texts | None = None
         self.newest = EARLIEST
         self.has_clock = False
         self.missing: dict[str, str] = {}
@@ -100,6 +105,9 @@ class _State:
 
     def take_text(self, name: str, content: bytearray) -> None:
         """Read a text that is not the JSON of the API. Raises JsonCostError, NothingRecognisedError."""
+        from diagnosis.sources.texts import Texts  # noqa: PLC0415 - most saved states contain no text
+
+        self.texts = self.texts or Texts(self._is_known)
         text = self.texts.take(name, content)
         for one in text.objects:
             self._count()
@@ -190,7 +198,8 @@ def read_saved(paths: Iterable[Path], is_known: IsKnown = _knows_none) -> Snapsh
     # The clock of the saving machine may have been wrong: a time in the future is replaced by the present time.
     newest = state.newest if state.has_clock or state.newest == EARLIEST else state.newest + _WAITED
     snapshot = state.builder.build(min(newest, datetime.now(UTC)), _NOT_SAVED, logs)
-    return state.texts.into(replace(snapshot, unread=tuple(state.damage)))
+    snapshot = replace(snapshot, unread=tuple(state.damage))
+    return state.texts.into(snapshot) if state.texts is not None else snapshot
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -232,22 +241,24 @@ def _read(file: Path, state: _State) -> None:
                 state.take_archive(str(file), archive, source)
             else:
                 _take(file, _whole(chain((head,), chunks), source), state)
-    except (NothingRecognisedError, _NoStateError, ArchiveError, CaptureError, JsonCostError) as error:
+    except (_NoStateError, ArchiveError, CaptureError, JsonCostError) as error:
         raise SavedStateError(f"{file}: {error}") from error
     except OSError as error:
         raise NoSavedStateError(f"{file}: {error.strerror}") from error
 
 
 def _take(file: Path, content: bytearray, state: _State) -> None:
-    """Read a file as JSON of the API, else as a text. Raises _NoStateError, JsonCostError, NothingRecognisedError."""
+    """Read a file as JSON of the API, else as a text. Raises _NoStateError, JsonCostError."""
     try:
         state.take(str(file), content)
     except _NoStateError as error:
+        from diagnosis.sources.pasted import NothingRecognisedError  # noqa: PLC0415
+
         try:
             state.take_text(str(file), content)
         except NothingRecognisedError as nothing:
             is_json = bytes(content.lstrip()[:1]) in (b"{", b"[", b"")
-            raise NothingRecognisedError(f"nothing recognised: {error if is_json else nothing}") from error
+            raise _NoStateError(f"nothing recognised: {error if is_json else nothing}") from error
 
 
 def _whole(chunks: Iterator[bytes], source: InputFile) -> bytearray:

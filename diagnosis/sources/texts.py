@@ -22,14 +22,12 @@ _LONGEST = 64 << 20
 _LONGEST_NAME = 120
 _COUNTED = ("pods", "nodes", "events", "other objects", "kernel lines", "log lines")
 _MOST_LOG_LINES, _LONGEST_LINE, _MOST_CHARACTERS = 5000, 4096, 256 * 1024
-IsKnown = Callable[[str], bool]
-"""Whether a log has the text of a cause."""
 
 
 class Texts:
-    """Content of the texts that were read so far."""
+    """Content of the texts that were read so far. `is_known`: whether a log has the text of a cause."""
 
-    def __init__(self, is_known: IsKnown) -> None:
+    def __init__(self, is_known: Callable[[str], bool]) -> None:
         self._is_known = is_known
         self._logs: list[PastedLog] = []
         self._other: dict[str, str] = {}

@@ -373,6 +373,7 @@ OTHERS: dict[str, str | bytes] = {
     "[   31.550123] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.90.07\n",
     "other JSON": json.dumps({"results": [{"gpu": 0, "temperature": 41}]}),
     "other YAML": "services:\n  web:\n    image: nginx\n    ports:\n    - 80:80\n",
+    "manifest": "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: x\nspec:\n  replicas: 1\n",
     "binary": b"\x7fELF\x02\x01\x01\0\0\0" + bytes(range(256)) * 8,
     "picture": b"\x89PNG\r\n\x1a\n" + bytes(range(255, 0, -1)) * 8,
 }
