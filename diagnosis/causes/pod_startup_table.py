@@ -374,8 +374,8 @@ HARDWARE = _running_on_node(
 FABRIC = _running_on_node(
     "FabricNotReady",
     "CUDA finds the GPUs but not the NVLink switches: the fabric manager does not run, or not yet.",
-    "If the driver runs in a pod, as with the GPU operator, read that pod's log: its fabric manager fails, from B200 on "
-    "most often for lack of the host's modules, `modprobe -a mlx5_ib ib_umad`. If it runs on the host, install "
+    "If the driver runs in a pod, as with the GPU operator, read that pod's log: its fabric manager fails; from B200 "
+    "on, mostly for lack of the host's modules, `modprobe -a mlx5_ib ib_umad`. If it runs on the host, install "
     "nvidia-fabricmanager in the driver's exact version and start it: `systemctl enable --now nvidia-fabricmanager`. "
     "If it fails, `journalctl -u nvidia-fabricmanager` shows why.",
     *reported("FabricNotReady"),
