@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from diagnosis.causes import admission, crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
+from diagnosis.causes import crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
 from diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING
 from diagnosis.facts.commands import command, explain
-from diagnosis.facts.symptoms import Recognised, Row, Symptom, recognised, shortened, texts_in
+from diagnosis.facts.symptoms import Recognised, Symptom, recognised, shortened, texts_in
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Search, TextSource
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import RecordFinding
@@ -29,24 +29,30 @@ KERNEL_NOTICE = _fault(
     severity=CauseSeverity.MEDIUM,
     source="The rules of `gpu-healthcheck replay`",
 )
-_FAMILIES = (crashing, running, rejected, runtime_handlers, pod_startup, efa_jobs, admission)
+_FAMILIES = (crashing, running, rejected, runtime_handlers, pod_startup, efa_jobs)
 _CAUSES = tuple(dict.fromkeys(cause for family in _FAMILIES for one in family.SEARCHES for cause in one.causes))
+_OF_EFA = frozenset(cause for one in efa_jobs.SEARCHES for cause in one.causes)
 _GENERAL = (COMMAND_MISSING, CONFIG_MISSING)
 """Causes whose texts occur also in logs that have nothing to do with GPUs."""
-_PLACES = (TextSource.LOG, TextSource.ENDED, TextSource.POD)
-_ROWS: dict[TextSource, tuple[Row, ...]] = {
-    place: texts_in(place, (cause for cause in _CAUSES if cause not in _GENERAL)) for place in _PLACES
-}
+_ROWS = {place: texts_in(place, (cause for cause in _CAUSES if cause not in _GENERAL)) for place in TextSource}
+_ABOUT_GPUS = re.compile(r"nvidia|gpu|cuda|nccl|nvml|NVRM", re.IGNORECASE)
+_ABOUT_EFA = re.compile(r"NET/OFI|libfabric|\befa", re.IGNORECASE)
 _REJECTION = re.compile(r"which is unexpected|Pod was rejected: Allocate failed")
-"""Words of the kubelet about a pod that it rejected."""
+"""Words of the kubelet about a pod that it rejected; only then the texts about such pods count."""
 _MOST_FINDINGS = 6
 
 
 def known_in(log: str) -> Recognised | None:
-    """Return the first cause whose text is in the log, texts of programs before those of the kubelet."""
-    places = sorted(_PLACES, key=lambda place: place is not TextSource.POD) if _REJECTION.search(log) else _PLACES
-    found = (recognised(_ROWS[place], (Symptom(place, "", log),)) for place in places)
-    return next(filter(None, found), None)
+    """Return the first cause whose text is in the log, texts of programs before those of the container runtime."""
+    if not _ABOUT_GPUS.search(log):
+        return None
+    places = (*((TextSource.POD,) if _REJECTION.search(log) else ()), TextSource.LOG, TextSource.ENDED)
+    of_efa = bool(_ABOUT_EFA.search(log))
+    for place in places:
+        rows = (row for row in _ROWS[place] if of_efa or row[0] not in _OF_EFA)
+        if known := recognised(rows, (Symptom(place, "", log),)):
+            return known
+    return None
 
 
 def is_known(log: str) -> bool:

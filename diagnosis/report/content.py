@@ -86,7 +86,7 @@ class Report(Struct, frozen=True):
     @property
     def unseen(self) -> tuple[str, ...]:
         """Return what is not visible: one sentence for all that the user may not list, one for each other kind."""
-        if self.recognised:
+        if self.recognised and self.diagnosis.unseen:
             return (self._unseen_in_text(),)
         denied = [each for each in self.diagnosis.unseen if each.denied]
         others = (each for each in self.diagnosis.unseen if not each.denied)

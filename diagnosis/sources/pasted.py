@@ -63,8 +63,9 @@ _YAML = re.compile(r"\s*(?:- )?apiVersion:\s+[\w./-]{1,100}\s*\Z")
 _YAML_LINE = re.compile(r"(?:\s|[\w./-]{1,100}:(?:\s|\Z)|- |-\Z|#|---|\Z)")
 _JSON = re.compile(r"\s*\{\s*(?:\Z|\"(?:apiVersion|kind|metadata|items)\")")
 _OF_CODE = re.compile(
-    r"\s*(?://|/\*|\*\s|#(?!\s*\d)|(?:except|raise|import|from|if|elif|while|return|def|class|assert|print|try|for|func|var|"
-    r"const|let|echo|grep)\b[^:]{0,200}[\w\"')(:{\\]\s*\Z)"
+    r"\s*(?://|/\*|\*\s|#(?!\s*\d)|(?:except|raise|import|from|if|elif|while|return|def|class|assert|try|for|func|var|const|let|"
+    r"echo|grep)\b[^:]{0,200}[\w\"')(:{\\]\s*\Z|[a-z_][\w.]{0,60}\((?=.{0,400}[\"']).*\)[;,]?\Z|"
+    r"[A-Za-z_][\w.]{0,60} \+?= )"
 )
 """Line of a program: it may quote a message without reporting it."""
 _QUOTES = re.compile(r'\\{1,20}"')

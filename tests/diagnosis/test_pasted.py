@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
+from diagnosis.sources.describe import read_described
 from tests.console import typed
 
 Document = dict[str, Any]
@@ -366,6 +367,10 @@ OTHERS: dict[str, str | bytes] = {
     "novel": "It was a bright cold day. Name: none was given.\nWarning signs were everywhere; events followed.\n",
     "source": "import torch\ntry:\n    train()\nexcept torch.cuda.OutOfMemoryError:\n"
     "    raise MemoryError('CUDA out of memory')\n",
+    "calls": 'def report(self):\n    logger.error("CUDA out of memory")\n    text = "CUDA out of memory"\n',
+    "log of a database": "2026-11-26 10:00:00 mysqld got signal 7: Bus error\nunknown device eth0, which is odd\n",
+    "log of another client": "dial unix /run/containerd/containerd.sock: connect: no such file or directory\n",
+    "log without EFA": "host:1:2 [0] NCCL INFO Using network Socket\nhost:1:2 [0] NCCL INFO init complete\n",
     "CSV": "time,node,gpu,utilisation\n2026-11-26T10:00:00Z,gpu-1,0,93\n2026-11-26T10:00:10Z,gpu-1,0,94\n",
     "log of a server": '10.0.0.9 - - [26/Nov/2026:10:00:00 +0000] "GET /healthz HTTP/1.1" 200 2\n' * 50,
     "healthy log": "step 1 loss 2.5\nstep 2 loss 2.4\nsaved checkpoint 2\n",
@@ -520,6 +525,15 @@ def test_node_is_judged_by_its_labels_and_condition(tmp_path: Path) -> None:
     without = DESCRIBED_NODE.replace("  nvidia.com/gpu:  8\n", "")
     assert causes(diagnosed(tmp_path, without)[1]) == [("GpusNotOffered", "node/gpu-1")]
     assert causes(diagnosed(tmp_path, DESCRIBED_NODE)[1]) == []
+
+
+def test_annotation_that_kubectl_cuts_is_named() -> None:
+    lines = DESCRIBED_NODE.replace(
+        "node.alpha.kubernetes.io/ttl: 0", "hami.io/node-nvidia-register:\n      [..."
+    ).splitlines()
+    found = read_described(lines)
+    assert found is not None
+    assert found.raw["metadata"]["cut"] == ["hami.io/node-nvidia-register"]
 
 
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

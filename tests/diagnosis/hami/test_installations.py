@@ -108,6 +108,9 @@ def test_deleted_handshake_is_removed_by_a_command() -> None:
 PRESENT = {"nvidia.com/gpu.present": "true"}
 HEALTHY: dict[str, list[Object]] = {
     "in working order": [*hami(A), RUNNING],
+    "a text that cuts the registration": hami(
+        UNREGISTERED | {"metadata": UNREGISTERED["metadata"] | {"cut": ["hami.io/node-nvidia-register"]}}
+    ),
     "2.8: a request of weeks ago": hami(A, version="v2.8.3"),
     "of a digest": hami(A, version="latest"),
     "under another name": hami(A, release="gpu-hami", namespace="gpu-share"),
