@@ -140,9 +140,12 @@ def _plugins(every: Iterable[Component]) -> list[Component]:
 
 
 def _sees_components(every: Iterable[Component], snapshot: Snapshot) -> bool:
-    """Whether the listed pods include those of the cluster's components, not only those of one namespace."""
+    """Whether the listed pods include those of the cluster's components, not only those of one namespace.
+
+    A text may show one component alone; the list of a node's pods includes those of the system.
+    """
     system = any(pod.meta.namespace == "kube-system" for pod in snapshot.pods)
-    return snapshot.sees("Pod") and (system or any(component.pods for component in every))
+    return snapshot.sees("Pod") and (system or (not snapshot.recognised and any(one.pods for one in every)))
 
 
 def find_missing(snapshot: Snapshot) -> Iterator[FoundCause]:

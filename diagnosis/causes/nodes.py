@@ -81,7 +81,9 @@ def find_silent(snapshot: Snapshot) -> Iterator[FoundCause]:
 
 
 def find_gone(snapshot: Snapshot) -> Iterator[FoundCause]:
-    """Yield nodes that do not exist but have pods bound to them."""
+    """Yield nodes that do not exist but have pods bound to them. A text never has all nodes."""
+    if snapshot.recognised:
+        return
     lost = (pod for pod in gpu_pods(snapshot) if pod.spec.node and pod.spec.node not in snapshot.by_node)
     bound = grouped((pod.spec.node, pod) for pod in lost if _has_not_begun(pod))
     for name, pods in bound.items():

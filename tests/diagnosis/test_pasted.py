@@ -521,6 +521,20 @@ def test_nodes_that_the_text_lacks_are_not_judged(tmp_path: Path) -> None:
     assert ("NodeSelectorMatchesNoNode", "job/team/trainer") not in causes(document)
 
 
+def test_objects_that_the_text_lacks_are_not_missed(tmp_path: Path) -> None:
+    """A pod on another node, and a component without the device plugin of the only node."""
+    elsewhere = NO_HANDLER.replace("gpu-1/", "gpu-2/").replace(HANDLER, "x")
+    toolkit = RUNNING.replace("trainer-0", "nvidia-container-toolkit-daemonset-x8v9k").replace(
+        " nvidia.com/gpu:", " cpu:"
+    )
+    node = DESCRIBED_NODE.replace("  nvidia.com/gpu:  8\n", "").partition("Non-terminated")[0]
+    text = f"{elsewhere}\n\n{toolkit}\n\n{node}"
+
+    found = {cause for cause, _ in causes(diagnosed(tmp_path, text)[1])}
+
+    assert found.isdisjoint({"GpuNodeGone", "DevicePluginMissing"})
+
+
 def test_node_is_judged_by_its_labels_and_condition(tmp_path: Path) -> None:
     without = DESCRIBED_NODE.replace("  nvidia.com/gpu:  8\n", "")
     assert causes(diagnosed(tmp_path, without)[1]) == [("GpusNotOffered", "node/gpu-1")]
