@@ -12,13 +12,21 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
+from diagnosis.causes.components import hint
 from diagnosis.causes.hami import webhook as hami
 from diagnosis.causes.hami.denials import NODE_NAMED, PLUGIN_FILES
 from diagnosis.causes.hami.webhook import NOT_SEEN
-from diagnosis.facts.commands import pods_on
+from diagnosis.facts.commands import kubectl, pods_on
 from diagnosis.facts.components import is_ready
 from diagnosis.facts.gpu_nodes import has_nvidia, is_judged
-from diagnosis.facts.gpu_requests import gpu_pods, gpus_of, is_gpu
+from diagnosis.facts.gpu_requests import (
+    asks_for_accelerators,
+    claims_gpus,
+    gpu_claims,
+    gpu_pods,
+    gpus_of,
+    is_gpu,
+)
 from diagnosis.facts.kubelet_devices import (
     FreeCount,
     free_counts,
@@ -89,7 +97,7 @@ UNREGISTERED = _accepted_on_node(
 SHARED_OVER_REQUEST = _accepted(
     "SharedGpuRequestTooLarge",
     "The pod requests more than one replica of a shared GPU, which the device plugin is configured to refuse.",
-    "Request one replica: replicas are time slices, and two replicas are not two GPUs.",
+    "Request one replica: replicas share a GPU, and two replicas are not two GPUs.",
     rejecting(
         r"maximum request size for shared resources is \d{1,6}; found (\d{1,6})", "k8s-device-plugin, internal/rm"
     ),
@@ -208,8 +216,10 @@ _FLAPS = timedelta(minutes=30)
 def find_rejected(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield one result for each cause and object to change, however many pods were rejected."""
     together: defaultdict[tuple[str, str], list[RecognisedPod]] = defaultdict(list)
-    for pod in gpu_pods(snapshot):
-        if pod.phase != "Failed" or replaced(snapshot, pod):
+    claims = gpu_claims(snapshot)
+    for pod in snapshot.pods:
+        is_asking = pod.phase == "Failed" and (asks_for_accelerators(pod.spec) or claims_gpus(pod, claims))
+        if not is_asking or replaced(snapshot, pod):
             continue
         known = _recognise(pod)
         node = snapshot.by_node.get(pod.spec.node)
@@ -226,7 +236,7 @@ def _recognise(pod: Pod) -> Recognised | None:
     symptom = Symptom(TextSource.POD, pod.reason, pod.message)
     if pod.reason == _ALLOCATION:
         known = recognised(texts_in(TextSource.POD, ALLOCATION), (symptom,))
-        return known or Recognised(PLUGIN_FAILED, symptom, shortened(pod.message))
+        return known or Recognised(PLUGIN_FAILED if pod.message else OTHERWISE, symptom, shortened(pod.message))
     for reason, message, cause in _BY_REASON:
         if re.fullmatch(reason, pod.reason, re.DOTALL) and re.search(message, pod.message, re.IGNORECASE):
             return Recognised(cause, symptom, shortened(pod.message)) if cause is not None else None
@@ -269,7 +279,9 @@ def _remedy(snapshot: Snapshot, rejections: list[RecognisedPod], counts: list[Fr
     node = snapshot.by_node.get(pods[0].spec.node)
     again = list(make_again(snapshot, pods, changed=cause in _OF_TEMPLATE))
     by_kubelet = any(count.contradicts for count in counts) and not _names_node(snapshot, pods[0])
-    if cause in _DESCRIBED or (cause is OVERBOOKED and not by_kubelet):
+    if not pods[0].message:
+        yield f"Read why the kubelet rejected it, and end that first: {kubectl('describe', pods[0].meta)}"
+    elif cause in _DESCRIBED or (cause is OVERBOOKED and not by_kubelet):
         yield cause.remedy
     elif node is not None and is_stale(snapshot, counts) and len(_schedulers(snapshot, node)) < 2:
         yield (
@@ -295,7 +307,8 @@ def _restoration(snapshot: Snapshot, rejections: list[RecognisedPod]) -> Iterato
     if cause in _OF_COUNT:
         yield f"{cause.remedy} The node's pods: {pods_on(name)}"
     elif cause is PLUGIN_FAILED:
-        yield from (*keep_off(snapshot, name), *restart_plugin(snapshot, name), *let_in(snapshot, name))
+        known = filter(None, (hint(rejections[0].pod.message),))
+        yield from (*keep_off(snapshot, name), *known, *restart_plugin(snapshot, name), *let_in(snapshot, name))
     else:
         yield from restart_plugin(snapshot, name)
 

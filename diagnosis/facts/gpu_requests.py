@@ -92,6 +92,11 @@ def asks_for_gpus(spec: PodSpec) -> bool:
     return any(gpus_of(container) for container in spec.containers)
 
 
+def asks_for_accelerators(spec: PodSpec) -> bool:
+    """Whether the containers request resources that were meant as GPUs, or as accelerators of another vendor."""
+    return any(is_accelerator(name) for each in spec.containers for name in (*each.limits, *each.requests))
+
+
 @lru_cache(maxsize=1)
 def gpu_pods(snapshot: Snapshot) -> tuple[Pod, ...]:
     """Return the pods that request GPUs, by resources or by claims, in any state."""

@@ -34,8 +34,8 @@ _LOST_GPU = re.compile(
 
 Source: k8s-device-plugin issues 231 and 2038, go-gpuallocator.
 """
-_NO_LOSS = re.compile(r"Not Supported|Uninitialized", re.IGNORECASE)
-"""Results of NVML that are about the platform or the plugin's own process, not about the GPU."""
+_NO_LOSS = re.compile(r"Not Supported|Uninitialized|Insufficient Permissions", re.IGNORECASE)
+"""Results of NVML that are about the platform, or the plugin's own process or rights, not about the GPU."""
 _RECENT, _REPEATS = timedelta(hours=1), timedelta(minutes=5)
 _FOLDERS = {K0S: "/var/lib/k0s/kubelet", MICROK8S: "/var/snap/microk8s/common/var/lib/kubelet"}
 

@@ -66,7 +66,8 @@ def restart_plugin(snapshot: Snapshot, node: str, when: str = "Then") -> Iterato
         yield f"Read the log of the node's device plugin: {logs(pod.meta, '--tail=50')}"
         yield f"{when} restart the device plugin: {kubectl('delete', pod.meta)}"
     if not pods:
-        yield f"{when} restart the device plugin: delete its pod on the node. Its name: {pods_on(node)}"
+        first = "Restart" if when == "Then" else f"{when} restart"
+        yield f"{first} the device plugin: delete its pod on the node. Its name: {pods_on(node)}"
 
 
 def plugin_pods(snapshot: Snapshot, node: str) -> list[Pod]:

@@ -301,6 +301,33 @@ def test_overbooked_by_the_count_of_the_kubelet_alone_is_made_again() -> None:
     assert by_pods[0].startswith("Let one scheduler schedule all pods")
 
 
+def test_plugin_that_may_not_read_a_mig_gpu_gets_the_right_and_its_gpu_no_reset() -> None:
+    words = "rpc error: code = Unknown desc = error creating nvml.Device 5: nvml: Insufficient Permissions"
+    remedy = " ".join(steps_of(*PLUGIN_POD, refused("desk", words), cause="DevicePluginAllocateFailed"))
+
+    assert "NVIDIA_MIG_MONITOR_DEVICES=all" in remedy
+    assert "reset" not in remedy
+
+
+def test_rejected_pod_that_asks_for_another_vendors_share_is_reported() -> None:
+    share = {"aliyun.com/gpu-mem": "3"}
+    offers = node("a", None, capacity=share, allocatable=share, labels={"nvidia.com/gpu.present": "true"})
+    message = {"reason": UNEXPECTED, "message": "Allocate failed due to rpc error: failed to find gpu id"}
+    holds = [container("main", 0, resources=share)]
+
+    sick = pod("t", 0, on="a", phase="Failed", containers=holds, status=message)
+    assert results(judged(offers, sick)) == [("DevicePluginAllocateFailed", "node/a")]
+    assert results(judged(offers, pod("t", 0, on="a", containers=holds))) == []
+
+
+def test_rejection_without_its_message_is_read_first() -> None:
+    """A line of `kubectl get pods` has the reason alone."""
+    (problem,) = judged(refused("desk", "") | {"status": {"phase": "Failed", "reason": UNEXPECTED}}).problems
+
+    assert problem.found.cause.name == "GpuPodRejected"
+    assert "kubectl -n team describe pod desk" in problem.found.remedy[0]
+
+
 def test_pod_that_had_succeeded_before_its_rejection_is_ignored() -> None:
     ended = {"name": "main", "state": {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": ago(90)}}}
     state = [*PLUGIN_POD, refused("desk", TOO_FEW)]
