@@ -94,3 +94,66 @@ def test_nominated_existing_node_is_not_missing() -> None:
     entry = event(WAITS, "Nominated", "Pod should schedule on: node/a", warning=False, by="karpenter", minutes=20)
 
     assert results(judged(*FULL, entry)) == [("GpusAllInUse", f"resource/{GPU}")]
+
+
+def refusing(text: str, reason: str = "NotTriggerScaleUp", by: str = "cluster-autoscaler") -> Object:
+    return event(WAITS, reason, text, warning=by == "karpenter", by=by)
+
+
+IN_GPU_POOL = 'incompatible with nodepool "gpu", daemonset overhead={"cpu":"185m","pods":"6"}, '
+OTHER_POOL = (
+    'incompatible with nodepool "system", daemonset overhead={"cpu":"1"}, did not tolerate '
+    "CriticalAddonsOnly=true:NoSchedule; "
+)
+NO_TYPE = 'no instance type satisfied resources {"cpu":"1","nvidia.com/gpu":"8"} and requirements karpenter.sh/nodepool'
+BY_WORDS = [
+    ("pod didn't trigger scale-up: 1 max node group size reached", "at its maximum size, raise that"),
+    ("pod didn't trigger scale-up: 1 in backoff after failed scale-up", "configmap cluster-autoscaler-status"),
+    ("pod didn't trigger scale-up: 1 node(s) had untolerated taint {sku: gpu}", "add the toleration to the pod"),
+    (
+        "pod didn't trigger scale-up (it wouldn't fit if a new node is added): 2 Insufficient nvidia.com/gpu",
+        "node-template/resources/nvidia.com/gpu with the number",
+    ),
+    ("pod didn't trigger scale-up: max cluster cpu, memory limit reached", "Raise the autoscaler's limits"),
+]
+BY_POOL = [
+    (
+        f"{IN_GPU_POOL}did not tolerate nvidia.com/gpu=true:NoSchedule",
+        "key: nvidia.com/gpu, value: true, effect: NoSchedule",
+    ),
+    (f"{IN_GPU_POOL}did not tolerate taint (taint=nvidia.com/gpu:NoSchedule)", "key: nvidia.com/gpu, value: , effect"),
+    (f"{IN_GPU_POOL}{NO_TYPE} In [gpu] (no instance type has enough resources)", "allow instance types that have"),
+    (f'{IN_GPU_POOL}incompatible requirements, label "team" does not have known values', "remove team from the pod's"),
+    (
+        f"{IN_GPU_POOL}incompatible requirements, key topology.kubernetes.io/zone, zone In [a] not in",
+        "/zone in the pod",
+    ),
+    ('incompatible with nodepool "gpu", all available instance types exceed limits for nodepool: "gpu"', "spec.limits"),
+]
+
+
+@pytest.mark.parametrize(("message", "step"), BY_WORDS)
+@pytest.mark.parametrize("full", [True, False])
+def test_refusal_of_the_cluster_autoscaler_is_ended_by_its_words(message: str, step: str, *, full: bool) -> None:
+    nodes = FULL if full else [node("cpu", None), WAITS]
+    (problem,) = judged(*nodes, refusing(message)).problems
+
+    assert problem.found.cause.name == ("GpusAllInUse" if full else "GpuResourceAbsent")
+    assert any(step in text for text in problem.found.remedy)
+    assert not any(step in text for text in judged(*nodes).problems[0].found.remedy)
+
+
+@pytest.mark.parametrize(("message", "step"), BY_POOL)
+def test_refusal_of_karpenter_is_ended_in_the_pool_with_gpus(message: str, step: str) -> None:
+    entry = refusing(f"Failed to schedule pod, {OTHER_POOL}{message}", "FailedScheduling", "karpenter")
+    (problem,) = judged(node("cpu", None), WAITS, entry).problems
+
+    (found,) = problem.found.remedy
+    assert found.startswith("NodePool gpu: ")
+    assert step in found
+
+
+def test_refusal_of_the_autoscaler_ends_also_without_the_nodes() -> None:
+    (problem,) = judged(WAITS, refusing(BY_WORDS[0][0]), missing=["Node"]).problems
+
+    assert problem.found.remedy[-1] == "If the group with such GPUs is at its maximum size, raise that."

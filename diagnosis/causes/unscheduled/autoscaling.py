@@ -70,6 +70,54 @@ _CAPACITY = re.compile(
     re.IGNORECASE,
 )
 """Errors of AWS, Google and Azure about free machines."""
+_REFUSALS = (
+    (r"exceed\w{0,3} (?:the )?limits? (?:for|of) (?:nodepool|provisioner)", "raise `spec.limits`: {edit}"),
+    (
+        r"did not tolerate (?:taint \(taint=)?([^\s,;:=)]{1,317})(?:=([^\s,;:)]{0,63}))?(?::(\w{1,20}))?",
+        "add its taint to the pod's tolerations: key: {0}, value: {1}, effect: {2}.",
+    ),
+    (
+        r"label \W{0,2}([\w./-]{1,317})\W{1,12}(?:does not have known values|is restricted)",
+        "remove {0} from the pod's selector, or give the pool that label: {edit}",
+    ),
+    (
+        r"incompatible requirements, (?:key|label) \W{0,2}([\w./-]{1,317})",
+        "let {0} in the pod's selector and in the pool's requirements have a value in common: {edit}",
+    ),
+    (
+        r"no instance type",
+        (
+            "allow instance types that have the pod's GPUs, CPU and memory, in zones and capacity types that offer "
+            "them: {edit}"
+        ),
+    ),
+)
+"""What ends Karpenter's refusals of one NodePool, by its words."""
+_OF_GROUPS = (
+    (r"max node group size reached", "If the group with such GPUs is at its maximum size, raise that."),
+    (r"max (?:cluster|total)?.{0,40}limit reached", "Raise the autoscaler's limits of nodes, cores, memory or GPUs."),
+    (
+        r"in backoff after failed scale-up",
+        (
+            "The last try to add a node failed. Read why: "
+            "`kubectl -n kube-system describe configmap cluster-autoscaler-status`"
+        ),
+    ),
+    (r"taint", "If a taint that it names is that of the GPU group, add the toleration to the pod."),
+    (r"affinity|selector", "If the pod selects a node by labels, the GPU group's new nodes must have them."),
+    (
+        r"Insufficient (\S{0,60}(?:gpu|mig-)[\w.-]{0,40})",
+        (
+            "Without a node group with {0}, create one. Otherwise the autoscaler does not know that new nodes of the "
+            "group offer it. On AWS, tag the Auto Scaling group "
+            "k8s.io/cluster-autoscaler/node-template/resources/{0} with the number; then restart the autoscaler, "
+            "which remembers earlier nodes."
+        ),
+    ),
+)
+"""The same of the Cluster Autoscaler, which does not name the groups."""
+_POOL = re.compile(r"incompatible with (?:nodepool|provisioner) (?:\W{0,2}([\w.-]{1,253}))", re.IGNORECASE)
+_OF_POD = re.compile(r"(?:satisfied resources|daemonset overhead=) ?\{[^}]{0,2000}\}")
 _MOST = 3
 
 
@@ -122,6 +170,26 @@ def refusal_of(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
             if event.reason in _REFUSAL or (event.by == "karpenter" and event.reason == "FailedScheduling"):
                 return (f"{event.by or 'the autoscaler'} adds no node for {pod.subject}: {event.message}",)
     return ()
+
+
+def after_refusal(refusal: Iterable[str]) -> tuple[str, ...]:
+    """Return what lets the autoscaler add a node, by the words of its refusal."""
+    text = " ".join(refusal)
+    pools = _POOL.split(text)[1:]
+    if not pools:
+        found = ((re.search(words, text, re.IGNORECASE), step) for words, step in _OF_GROUPS)
+        return tuple(step.format(*match.groups()) for match, step in found if match is not None)[:_MOST]
+    by_pool = dict(zip(pools[::2], (_OF_POD.sub("", part) for part in pools[1::2]), strict=True))
+    of_gpus = {pool: part for pool, part in by_pool.items() if re.search(r"gpu|nvidia", f"{pool} {part}")} or by_pool
+    return tuple(_let_in(pool, part) for pool, part in islice(of_gpus.items(), _MOST))
+
+
+def _let_in(pool: str, words: str) -> str:
+    """Return what lets Karpenter create a node of the pool."""
+    edit = command("kubectl", "edit", "nodepool", pool)
+    found = ((re.search(pattern, words, re.IGNORECASE), step) for pattern, step in _REFUSALS)
+    match, step = next(((match, step) for match, step in found if match is not None), (None, "see {edit}"))
+    return f"NodePool {pool}: {step.format(*(match.groups('') if match is not None else ()), edit=edit)}"
 
 
 @lru_cache(maxsize=1)

@@ -168,10 +168,13 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
             continue  # that many nodes never have the resource: not a finding
         # If nodes are visible, their pods were counted.
         stuck = () if snapshot.sees("Node") else _stuck_holders(snapshot).get(reason.what, ())
+        refusal = autoscaling.refusal_of(snapshot, waiting.pods)
         yield waiting.found(
             SHORT,
             waiting.quote(reason),
+            *refusal,
             subject=f"resource/{reason.what}",
+            remedy=(SHORT.remedy, *autoscaling.after_refusal(refusal)),
             certainty=Certainty.LIKELY,
             because_of=origins((TERMINATING,), *stuck),
         )
@@ -278,6 +281,7 @@ def _used_up(waiting: Waiting, nodes: Sequence[NodeUse]) -> Iterator[FoundCause]
 
 
 def _all_in_use(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) -> Iterator[FoundCause]:
+    refusal = autoscaling.refusal_of(snapshot, waiting.pods)
     for name, asked in waiting.devices.items():
         free = [use.free(name) for use in nodes]
         if not free or max(free) >= asked:
@@ -289,7 +293,7 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) 
             f"one pod requests {shown(name, asked)}{share}; {total}",
             *_owners(name, sorted(nodes, key=lambda use: -use.free(name)) if scattered else nodes),
             *shared_gpus.without_label(waiting, nodes),
-            *autoscaling.refusal_of(snapshot, waiting.pods),
+            *refusal,
         )
         remedy = (
             (_move(nodes, name),)
@@ -297,6 +301,7 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) 
             else (
                 f"List the owners of {name}: {command('gpu-healthcheck', 'status', '--allocation')}",
                 "Stop unneeded workloads, give the waiting pods a higher priority, or add nodes.",
+                *autoscaling.after_refusal(refusal),
                 *((_SHARES,) if waiting.share is not None else ()),
             )
         )

@@ -122,13 +122,15 @@ def find_absent(snapshot: Snapshot, waiting: Waiting, name: str) -> Iterator[Fou
     elif (role := rdma_plugin(name)) is not None:
         yield _rdma_absent(snapshot, waiting, name, role)
     else:
+        refusal = autoscaling.refusal_of(snapshot, waiting.pods)
         evidence = (
             f"{counted(len(snapshot.nodes), 'node')}, none with {name}",
             *_without(snapshot, name),
             _offered(there),
-            *autoscaling.refusal_of(snapshot, waiting.pods),
+            *refusal,
         )
-        steps, because = _check_plugin(snapshot, name), why_not_offered(snapshot)
+        added = () if any(map(has_nvidia, snapshot.nodes)) else autoscaling.after_refusal(refusal)
+        steps, because = added or _check_plugin(snapshot, name), why_not_offered(snapshot)
         yield waiting.found(ABSENT, *evidence, subject=f"resource/{name}", remedy=steps, because_of=because)
 
 
@@ -222,7 +224,10 @@ def _other_profiles(snapshot: Snapshot, name: str, mig: list[str], there: Counte
         return (f"Request {_WHOLE}: no GPU of these nodes can be partitioned ({_CAPABLE}=false).",)
     mixed = "Without MIG: set `nvidia.com/mig.config` on a node, and strategy mixed in the device plugin."
     single = f"With MIG strategy single, request {_WHOLE}; the label nvidia.com/gpu.product shows the profile."
-    return (single, mixed) if _WHOLE in there else (mixed,)
+    is_cut = any("-MIG-" in node.meta.labels.get("nvidia.com/gpu.product", "") for node in snapshot.nodes)
+    if _WHOLE in there:
+        return (single,) if is_cut else (single, mixed)
+    return (mixed,)
 
 
 def _awaits_profile(node: Node, profile: str) -> bool:
