@@ -72,26 +72,56 @@ _UNUSED = "insufficient unused quota"
 _STEPS = (
     (
         r"insufficient unused quota for (\S{1,320}) in flavor ([^\s,]{1,253}), (\S{1,40}) more needed",
-        "Wait for other workloads of the queue, stop some, or raise its nominalQuota of {0} in flavor {1} by {2}",
+        "Wait for other workloads of the queue, stop some, or raise its nominalQuota of {0} in flavor {1} by {2}{edit}",
     ),
     (
         (
             r"insufficient quota for (\S{1,320}) in flavor ([^\s,]{1,253}), .{0,200}maximum capacity "
             r"\((?:\S{1,40} > )?([^)\s]{1,40})\)"
         ),
-        "Request at most {2} {0}, or raise its nominalQuota in flavor {1}",
+        "Request at most {2} {0}, or raise its nominalQuota in flavor {1}{edit}",
     ),
     (
         r"resource (\S{1,320}) unavailable in ClusterQueue",
-        "Add {0} to `coveredResources` and to a flavor of the ClusterQueue",
+        "Add {0} to `coveredResources` and to a flavor of the ClusterQueue{edit}",
     ),
     (
         r"ClusterQueue \S{1,253} is (?:inactive|stopped)",
-        "Make the ClusterQueue active: its conditions name what it lacks",
+        "Make the ClusterQueue active: its conditions name what it lacks{edit}",
+    ),
+    (
+        r"namespace doesn't match ClusterQueue selector",
+        "Let the ClusterQueue's `namespaceSelector` match the namespace, or name a queue of another one{edit}",
+    ),
+    (
+        (
+            r"untolerated taint \W{0,2}(?:Taint\{)?(?:Key:)?([^\s,]{1,317})[ ,](?:Value:)?([^\s,]{0,63})[ ,]"
+            r"(?:Effect:)?(\w{1,20}).{0,40}? in flavor ([^\s,;.]{1,253})"
+        ),
+        (
+            "Add to the tolerations of the job's pod template: key: {0}, value: {1}, effect: {2}. Or add it to "
+            "`spec.tolerations` of the flavor, if all workloads of the queue may run there: "
+            "`kubectl edit resourceflavors.kueue.x-k8s.io {3}`"
+        ),
+    ),
+    (
+        r"flavor ([^\s,;]{1,253}) doesn't match node affinity",
+        (
+            "The job's node selector excludes the nodes of the flavor. Give it a value that the flavor's `nodeLabels` "
+            "have: `kubectl get resourceflavors.kueue.x-k8s.io {0} -o yaml`"
+        ),
+    ),
+    (
+        r"topology \S{1,255} (?:doesn't allow to fit|allows to fit only)",
+        (
+            "The pods must share one domain of the topology, and none has room for all: stop pods in one, use fewer "
+            "pods, or replace the annotation kueue.x-k8s.io/podset-required-topology by podset-preferred-topology."
+        ),
     ),
 )
 """What ends Kueue's refusals, by its words."""
 _PREFIXES = ("requests.", "limits.")
+_OVER, _MANY_PODS = "queue resource quota insufficient", Decimal(10000)
 _TERMINATED, _EVENT = "TerminatedByKueue", "PodTerminatedByKueue"
 _HOST = "kubernetes.io/hostname"
 _LATELY = timedelta(minutes=15)
@@ -164,10 +194,10 @@ def _held_by_kueue(snapshot: Snapshot, workload: Queued) -> FoundCause:
 
 def _by_words(message: str, cluster_queue: str) -> Iterator[str]:
     """Yield how the ClusterQueue, or the request, is changed so that Kueue admits the workload."""
-    edit = command("kubectl", "edit", "clusterqueues.kueue.x-k8s.io", *filter(None, (cluster_queue,)))
+    edit = command("kubectl", "edit", "clusterqueues.kueue.x-k8s.io", cluster_queue)
     for words, step in _STEPS:
         if (found := re.search(words, message, re.ASCII | re.DOTALL)) is not None:
-            yield f"{step.format(*found.groups())}: {edit}" if cluster_queue else f"{step.format(*found.groups())}."
+            yield step.format(*found.groups(), edit=f": {edit}" if cluster_queue else ".")
 
 
 def _maker(meta: Meta) -> str:
@@ -187,7 +217,7 @@ def find_groups(snapshot: Snapshot) -> Iterator[FoundCause]:
     for group in waiting:
         asks = any(is_gpu(name.removeprefix(prefix)) for name in group.least for prefix in ("", *_PREFIXES))
         if asks or (group.meta.namespace, group.meta.name) in of_gpus:
-            obstacles = list(_obstacles(snapshot, group, queues))
+            obstacles = list(_obstacles(snapshot, group, queues)) or list(_unnamed(snapshot, group, queues))
             patience = PATIENCE if any(each.lasts for each in obstacles) else _IN_LINE
             if not snapshot.is_new(group.meta, patience) and group.meta.created is not None:
                 yield _held_by_volcano(snapshot, group, obstacles)
@@ -231,6 +261,23 @@ def _obstacles(snapshot: Snapshot, group: PodGroup, queues: Mapping[str, GroupQu
             yield _Obstacle(f"{allocated}, and {requests}", step, lasts=False)
 
 
+def _unnamed(snapshot: Snapshot, group: PodGroup, queues: Mapping[str, GroupQueue]) -> Iterator[_Obstacle]:
+    """Yield a capability that leaves out pods, if Volcano refuses the group although its resources have room."""
+    queue = queues.get(group.queue)
+    if queue is not None and queue.most and "pods" not in queue.most and _OVER in _message(snapshot, group):
+        text = f"{queue.meta.subject} has room for the request; its capability names no pods, as Volcano 1.9 requires"
+        step = "Volcano 1.9 takes pods for 0 if the capability does not name them. Name them, or upgrade: "
+        yield _Obstacle(text, step + _raised(group.queue, "pods", _MANY_PODS))
+
+
+def _message(snapshot: Snapshot, group: PodGroup) -> str:
+    """Return Volcano's newest message about the group: an event of any type, or a condition."""
+    events = [each for each in snapshot.events_about.get(group.meta.subject, ()) if each.reason == "Unschedulable"]
+    conditions = [each for each in group.conditions if each.type == "Unschedulable" and each.status == "True"]
+    messages = [each.message for each in events] or [each.message for each in conditions]
+    return messages[-1] if messages else ""
+
+
 def _raised(queue: str, resource: str, needed: Decimal) -> str:
     patch = json.dumps({"spec": {"capability": {resource: f"{needed.normalize():f}"}}}, separators=(",", ":"))
     return command("kubectl", "patch", _VOLCANOS, queue, "--type=merge", "-p", patch)
@@ -238,12 +285,8 @@ def _raised(queue: str, resource: str, needed: Decimal) -> str:
 
 def _held_by_volcano(snapshot: Snapshot, group: PodGroup, obstacles: Sequence[_Obstacle]) -> FoundCause:
     maker = _maker(group.meta)
-    # Volcano's newest message about the group: an event of any type, or a condition.
-    events = [each for each in snapshot.events_about.get(group.meta.subject, ()) if each.reason == "Unschedulable"]
-    conditions = [
-        each for each in group.conditions if each.type == "Unschedulable" and each.status == "True" and each.message
-    ]
-    messages = [f"Volcano: {each.message}" for each in (events or conditions)[-1:]]
+    message = _message(snapshot, group)
+    messages = [f"Volcano: {message}"] if message else []
     see = command("kubectl", "describe", _VOLCANOS, group.queue)
     look = command(
         "kubectl", "-n", group.meta.namespace, "describe", "podgroups.scheduling.volcano.sh", group.meta.name
