@@ -28,6 +28,7 @@ from diagnosis.facts.gpu_nodes import (
 )
 from diagnosis.facts.kubelet_devices import names_lost_gpu, partly_offered
 from diagnosis.facts.operator_values import release_of
+from diagnosis.facts.placement import expression_takes
 from diagnosis.facts.quantity import count_of, counted, digits
 from diagnosis.facts.safe_steps import make_again, plugin_pods, repair_gpu, restart_plugin
 from diagnosis.facts.symptoms import replaced, shortened
@@ -110,6 +111,12 @@ _FAILURES = ("no devices found", "failed to", "could not", "error", "incompatibl
 _REGISTERED = "Registered device plugin for"
 _MPS = re.compile(r"\bmps\b", re.IGNORECASE)
 _WHEN = "When the GPU is healthy again, after a reset or a reboot if its Xid needs one,"
+_PRESENT = "nvidia.com/gpu.present"
+_LABELLED_BY_OPERATOR = "If it is missing again, check node feature discovery and the GPU operator's log."
+_LABELLED_BY_HAND = (
+    "Node feature discovery sets such labels, if it runs. Without it, a label that is set by hand stays; label each "
+    "new GPU node, too."
+)
 _REGISTERS = timedelta(minutes=5)
 """Time after a plugin becomes ready until the kubelet reports its devices."""
 
@@ -202,15 +209,22 @@ def _kept_off(node: Node, plugin: Component, above: tuple[Origin, ...]) -> Found
         messages = (f"{evidence}it does not tolerate {names}",)
         return FoundCause(MISSING, plugin.subject, messages, (remedy,), (node.subject,))
     steps = [f"Label the node: {kubectl('label', node.meta, *unmet)}"] if unmet else []
-    steps.append("With the GPU operator: check node feature discovery and the operator's log for the missing label.")
+    steps.append(_LABELLED_BY_OPERATOR if _is_operators(plugin) else _LABELLED_BY_HAND)
     required = ", ".join(unmet) or "other labels (its node affinity)"
     return found_on(node.subject, MISSING, (f"{evidence}it requires {required}",), steps, above)
 
 
 def missing_labels(plugin: Component, node: Node) -> list[str]:
-    """Return the labels that the plugin's DaemonSet selects and the node lacks."""
-    labels = node.meta.labels
-    return [f"{key}={value}" for key, value in plugin.spec.node_selector.items() if labels.get(key) != value]
+    """Return the labels that the plugin's DaemonSet selects and the node lacks, of alternatives the nearest one."""
+    labels, terms = node.meta.labels, plugin.spec.affinity or ()
+    unmet = [f"{key}={value}" for key, value in plugin.spec.node_selector.items() if labels.get(key) != value]
+    if any(all(expression_takes(each, node) for each in term) for term in terms):
+        return unmet
+    settable = (term for term in terms if all(each.operator == "In" for each in term))
+    # Charts of device plugins accept this label where node feature discovery does not run.
+    chosen = sorted(settable, key=lambda term: all(each.key != _PRESENT for each in term))[:1]
+    lacks = (each for term in chosen for each in term if not expression_takes(each, node))
+    return [*unmet, *(f"{each.key}={each.values[0]}" for each in lacks)]
 
 
 def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -288,7 +302,7 @@ def _partly(snapshot: Snapshot, node: Node) -> Iterator[FoundCause]:
     for name, there, offered in partly_offered(node):
         evidence = [f"{node.subject}: capacity {there} {name}, allocatable {offered}", *_by_agent(node)]
         evidence += _failures(snapshot, plugin_pods(snapshot, node.name))
-        lost = counted(there - offered, "GPU")
+        lost = counted(there - offered, "GPU") if name == GPU else f"{there - offered} {name}"
         if _all_respond(node, there):
             remedy = [*restart_plugin(snapshot, node.name, "All GPUs respond by now, so")][-1:]
             remedy += make_again(snapshot, rejected)

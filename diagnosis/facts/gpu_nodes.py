@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 
-from diagnosis.facts.gpu_requests import is_gpu
+from diagnosis.facts.gpu_requests import is_accelerator, is_gpu
 from diagnosis.facts.quantity import digits
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
@@ -97,8 +97,8 @@ def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> 
 
 
 def offers_gpus(node: Node) -> bool:
-    """Whether the node offers any of its GPUs."""
-    return any(node.allocatable[name] != "0" for name in devices_in(node.allocatable))
+    """Whether the node offers any of its GPUs, by whatever name: Volcano's and others' plugins have their own."""
+    return any(number != "0" and is_accelerator(name) for name, number in node.allocatable.items())
 
 
 def is_for_machines(node: Node) -> bool:

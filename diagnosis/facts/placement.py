@@ -10,6 +10,8 @@ from functools import cached_property, lru_cache
 
 from msgspec import Struct
 
+from diagnosis.facts.gpu_nodes import offers_gpus
+from diagnosis.facts.gpu_requests import is_gpu
 from diagnosis.facts.quantity import amount, shown
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume
@@ -184,8 +186,14 @@ def offers(node: Node, resource: str) -> Decimal:
 
 
 def has(node: Node, resource: str) -> Decimal:
-    """Return the total of the resource on the node, whether or not pods may use it."""
-    return max(amount(node.capacity.get(resource, "0")) or ZERO, offers(node, resource))
+    """Return the total of the resource on the node, whether or not pods may use it.
+
+    A GPU resource at 0 next to an offered one is left over from another configuration of the device plugin.
+    """
+    offered = offers(node, resource)
+    if not offered and is_gpu(resource) and offers_gpus(node):
+        return ZERO
+    return max(amount(node.capacity.get(resource, "0")) or ZERO, offered)
 
 
 @lru_cache(maxsize=1)

@@ -41,6 +41,22 @@ def only_on_a(b: Object) -> list[Object]:
     ]
 
 
+BY_TYPE = node("b", None, labels={"node.kubernetes.io/instance-type": "g5.xlarge"})
+
+
+def by_affinity() -> list[Object]:
+    """The plugin's own chart, which selects nodes by labels of feature discovery, and runs nowhere."""
+    terms = [
+        {"matchExpressions": [{"key": key, "operator": "In", "values": ["true"]}]}
+        for key in ("feature.node.kubernetes.io/pci-10de.present", "nvidia.com/gpu.present")
+    ]
+    plugin = alone()[0]
+    plugin["spec"]["template"]["spec"]["affinity"] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    }
+    return [plugin, pod("dns", 0, on="a", namespace="kube-system")]
+
+
 SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
     ("nothing registered", operator(A, gpu_node("b", None)), ("GpusNotOffered", "node/b")),
     ("capacity and allocatable 0", operator(A, gpu_node("b", 0)), ("GpusNotOffered", "node/b")),
@@ -76,6 +92,7 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
         ("DevicePluginMissing", f"resource/{GPU}"),
     ),
     ("not selected", only_on_a(PLAIN), ("DevicePluginMissing", "node/b")),
+    ("not by its affinity", [BY_TYPE, *by_affinity()], ("DevicePluginMissing", "node/b")),
     ("not tolerated", only_on_a(TAINTED), ("DevicePluginMissing", f"daemonset/{NAMESPACE}/{PLUGIN}")),
     ("two plugins", [*operator(A, B), *alone(A, B)], ("TwoDevicePlugins", f"daemonset/kube-system/{OTHER}")),
     ("beside HAMi's", [*operator(A), *alone(A, labels=HAMI)], ("TwoDevicePlugins", f"daemonset/{NAMESPACE}/{PLUGIN}")),
@@ -197,6 +214,15 @@ def test_plugin_that_never_registered_has_the_fix_of_its_log(log: str, words: st
 
     assert words in first
     assert f"delete pod {PLUGIN}-b" in restart
+
+
+def test_plugin_that_selects_by_affinity_gets_the_label_that_needs_no_discovery() -> None:
+    state = by_affinity()
+    (problem,) = judged(BY_TYPE, *state).problems
+    assert problem.found.remedy[0] == "Label the node: `kubectl label node b nvidia.com/gpu.present=true`"
+
+    labelled = node("b", None, labels={**BY_TYPE["metadata"]["labels"], "nvidia.com/gpu.present": "true"})
+    assert "requires" not in " ".join(judged(labelled, *state).problems[0].found.evidence)
 
 
 def test_mps_daemon_that_selects_no_node_is_given_its_label() -> None:

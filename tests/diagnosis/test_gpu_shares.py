@@ -244,6 +244,15 @@ def test_queue_that_refuses_a_pod_is_named(message: str, scheduler: str, cause: 
     assert step in steps(ONE, WHOLE, waits)
 
 
+def test_queue_of_yunikorn_is_named_by_its_event_alone() -> None:
+    waits = pod("t", spec={"schedulerName": "yunikorn"})
+    told = event(waits, "Informational", QUEUES["YuniKorn"][0], warning=False, by="yunikorn")
+    placed = event(waits, "Informational", "Application team-a is accepted", warning=False, by="yunikorn")
+
+    assert results(judged(ONE, WHOLE, waits, told)) == [("QueueLimitReached", "queue/root.team-a")]
+    assert results(judged(ONE, waits, placed)) == []
+
+
 @pytest.mark.parametrize(
     ("why", "step"),
     [

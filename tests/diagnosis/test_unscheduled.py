@@ -267,7 +267,13 @@ STATES: dict[tuple[str, str], dict[str, list[Object]]] = {
         "mig single": [node("a", labels={"nvidia.com/mig.strategy": "single"}), asks(MIG)],
     },
     ("GpusOnlyAsMigSlices", JOB): {"only mig": [offers(MIG, "7"), waits(SHORT)]},
-    ("SharedGpuResourceRenamed", JOB): {"renamed by sharing": [offers(f"{GPU}.shared", "32"), waits(SHORT)]},
+    ("SharedGpuResourceRenamed", JOB): {
+        "renamed by sharing": [offers(f"{GPU}.shared", "32"), waits(SHORT)],
+        "renamed just now": [
+            node("a", capacity={f"{GPU}.shared": "32"}, allocatable={GPU: "0", f"{GPU}.shared": "32"}),
+            waits(SHORT),
+        ],
+    },
     (CLOSED, JOB): {
         "taint": [tainted_node(GPU), waits(UNTOLERATED)],
         "newest taint text": [tainted_node(GPU), waits("1 node(s) had untolerated taint(s)")],
@@ -559,6 +565,19 @@ def test_group_that_volcano_holds_gets_the_step_that_ends_it(waits: Object, of: 
     assert step in problem.found.remedy[0]
 
 
+def test_capability_without_pods_is_completed_where_volcano_finds_no_room() -> None:
+    """Version 1.9 takes an amount that the capability does not name for 0."""
+    text = "queue resource quota insufficient"
+    about = event(group(), "Unschedulable", text, warning=False, by="volcano")
+    of_queue = queue(0)
+    (problem,) = judged(A, group(), of_queue, about).problems
+    assert "pods" in problem.found.remedy[0]
+
+    of_queue["spec"]["capability"]["pods"] = "10000"
+    (problem,) = judged(A, group(), of_queue, about).problems
+    assert problem.found.remedy[0].startswith("Check its queue's quota")
+
+
 TOO_LARGE = (
     "couldn't assign flavors to pod set main: insufficient quota for nvidia.com/gpu in flavor h, previously considered "
     "podsets requests (0) + current podset request (16) > maximum capacity (8)"
@@ -572,6 +591,7 @@ TOO_LARGE = (
         (TOO_LARGE, "Request at most 8 nvidia.com/gpu, or raise its nominalQuota in flavor h"),
         ("resource nvidia.com/gpu unavailable in ClusterQueue", "Add nvidia.com/gpu to `coveredResources`"),
         ("ClusterQueue main is inactive", "Make the ClusterQueue active"),
+        ("Workload namespace doesn't match ClusterQueue selector", "Let the ClusterQueue's `namespaceSelector` match"),
     ],
 )
 def test_refusal_by_kueue_names_the_quota_to_change(message: str, step: str) -> None:
@@ -581,6 +601,23 @@ def test_refusal_by_kueue_names_the_quota_to_change(message: str, step: str) -> 
     (problem,) = judged(A, queued("Pending", message), local).problems
     assert step in problem.found.remedy[0]
     assert "clusterqueues.kueue.x-k8s.io main`" in problem.found.remedy[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "step"),
+    [
+        ("untolerated taint {dedicated gpu NoSchedule <nil>} in flavor h", "key: dedicated, value: gpu, effect: NoSch"),
+        (
+            "untolerated taint &Taint{Key:dedicated,Value:,Effect:NoExecute,TimeAdded:<nil>,} in flavor h",
+            "key: dedicated, value: , effect: NoExecute",
+        ),
+        ("flavor h doesn't match node affinity", "`kubectl get resourceflavors.kueue.x-k8s.io h -o yaml`"),
+        ('topology "default" allows to fit only 2 out of 4 pod(s)', "podset-preferred-topology"),
+    ],
+)
+def test_refusal_by_a_flavor_of_kueue_names_what_the_job_lacks(message: str, step: str) -> None:
+    (problem,) = judged(A, queued("Pending", f"couldn't assign flavors to pod set main: {message}")).problems
+    assert any(step in text for text in problem.found.remedy)
 
 
 def test_shortage_of_nodes_without_gpus_is_no_cause() -> None:

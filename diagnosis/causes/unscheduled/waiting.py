@@ -28,6 +28,7 @@ from diagnosis.facts.placement import HOST, asked_by, is_extended
 from diagnosis.hami.installation import installations, schedulers
 from diagnosis.model import Cause, Certainty, FoundCause, Origin
 from diagnosis.snapshot import Snapshot
+from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.pods import Pod, PodSpec, condition_in
 from healthcheck.text.moments import EARLIEST
@@ -163,9 +164,14 @@ def refusal(snapshot: Snapshot, pod: Pod) -> str:
         return ""
     if condition is not None and condition.message:
         return condition.message
-    events = [event for event in snapshot.events_of(pod) if event.reason in _REFUSED and event.warning]
+    events = [event for event in snapshot.events_of(pod) if _is_refusal(event)]
     text = events[-1].message if events else condition.reason if condition is not None else ""
     return text or group_message(snapshot, pod)
+
+
+def _is_refusal(event: Event) -> bool:
+    of_queue = event.reason == "Informational" and "not fit in queue" in event.message  # YuniKorn
+    return of_queue or (event.reason in _REFUSED and event.warning)
 
 
 def group_of(pod: Pod) -> str:
