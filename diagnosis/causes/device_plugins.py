@@ -268,14 +268,11 @@ def _mps_steps(snapshot: Snapshot, node: Node) -> Iterator[str]:
             yield "GPU feature discovery sets this label if its configuration has sharing.mps: check that its pod runs."
         else:
             yield f"The plugin waits for the MPS control daemon: {why_not_on(daemon, node)}."
-    if not daemons and not snapshot.sees("DaemonSet"):
+    if not daemons:
         daemon_sets = command("kubectl", "get", "daemonsets", "-A")
-        label = "nvidia.com/mps.capable=true"
-        yield f"The plugin waits for the MPS control daemon, which runs on nodes with {label}: {daemon_sets}"
-    elif not daemons:
         yield (
-            "The plugin waits for an MPS control daemon, and none was found: install the plugin with its Helm chart or "
-            "the GPU operator, which bring one, or remove sharing.mps from its configuration."
+            "The plugin waits for the MPS control daemon, which its chart and the GPU operator run on nodes with "
+            f"nvidia.com/mps.capable=true: {daemon_sets}. Without it, remove sharing.mps from the configuration."
         )
 
 

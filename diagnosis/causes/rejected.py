@@ -28,6 +28,7 @@ from diagnosis.facts.gpu_requests import (
     is_gpu,
 )
 from diagnosis.facts.kubelet_devices import (
+    OUT_OF,
     FreeCount,
     free_counts,
     is_stale,
@@ -181,9 +182,6 @@ CARD_GONE = _hami(
     follows=NO_DEVICES,
 )
 _ALLOCATION = "UnexpectedAdmissionError"
-_ENOUGH = re.compile(
-    r"enough (?:resource|capacity): (\S{1,200}), requested: (\d{1,12}), used: (\d{1,12}), capacity: (\d{1,12})"
-)
 _BY_REASON = (
     ("TopologyAffinityError", "", TOPOLOGY),
     ("NodeAffinity|MatchNodeSelector|TaintToleration", "", WRONG_NODE),
@@ -358,9 +356,9 @@ def _schedulers(snapshot: Snapshot, node: Node) -> list[str]:
 def _of_room(snapshot: Snapshot, first: RecognisedPod) -> Iterator[str]:
     if _names_node(snapshot, first.pod):
         yield f"the template itself names the node: nodeName {first.pod.spec.node}"
-    match = _ENOUGH.search(first.pod.message)
-    if match is not None and int(match[2]) > int(match[4]) and is_gpu(match[1]):
-        yield f"{match[2]} requested, and the node had {match[4]} in total"
+    match = OUT_OF.search(first.pod.message)
+    if match is not None and int(match["requested"]) > int(match["capacity"]) and is_gpu(match["resource"]):
+        yield f"{match['requested']} requested, and the node had {match['capacity']} in total"
 
 
 def _of_selector(node: Node | None, pods: Iterable[Pod]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from healthcheck.probes.container_runtime.distributions import K0S, MICROK8S, TA
 _UNAVAILABLE = re.compile(
     r"unavailable for (?P<resource>\S{1,200}?)\. ?Requested: ?(?P<requested>\d{1,9}), ?Available: ?(?P<free>\d{1,9})"
 )
-_OUT_OF = re.compile(
+OUT_OF = re.compile(
     r"enough (?:resource|capacity): (?P<resource>\S{1,200}), requested: (?P<requested>\d{1,12}), "
     r"used: (?P<used>\d{1,12}), capacity: (?P<capacity>\d{1,12})"
 )
@@ -106,7 +106,7 @@ def restart_kubelet(node: Node) -> str:
 
 
 def _count(snapshot: Snapshot, node: Node, pod: Pod) -> Iterator[FreeCount]:
-    match = _UNAVAILABLE.search(pod.message) or _OUT_OF.search(pod.message)
+    match = _UNAVAILABLE.search(pod.message) or OUT_OF.search(pod.message)
     if match is None:
         return
     groups, resource, at = match.groupdict(), match["resource"], scheduled_at(pod)

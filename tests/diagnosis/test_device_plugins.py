@@ -233,7 +233,7 @@ def test_mps_daemon_that_selects_no_node_is_given_its_label() -> None:
 
     assert f"daemonset/{NAMESPACE}/x-mps-control-daemon" in first
     assert "`kubectl label node b nvidia.com/mps.capable=true --overwrite`" in first
-    assert "none was found" in remedy_of(MPS, *WITHOUT)[0]
+    assert "chart and the GPU operator run" in remedy_of(MPS, *WITHOUT)[0]
     (hidden,) = judged(*WITHOUT, logs={LOG: MPS}, missing=["DaemonSet"]).problems
     assert "nvidia.com/mps.capable=true: `kubectl get daemonsets -A`" in hidden.found.remedy[0]
     assert "logs x-mps-control-daemon-b" in remedy_of(MPS, *labelled, mps(wanted=1), runs)[0]

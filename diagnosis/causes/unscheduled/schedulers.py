@@ -84,7 +84,7 @@ _STEPS = {
         "KAI shares GPUs only on nodes whose device plugin offers whole GPUs: select such nodes, or request what these "
         "nodes offer instead, a MIG profile as a resource or a claim."
     ),
-    r"slurm-?bridge.*expression cannot be empty": (
+    r"slurm-?bridge.*(?:expression cannot be empty|missing GRES index)": (
         "Slurm allocates these GPUs without an index, because its gres.conf only counts them (Count=): declare them "
         "there by File=/dev/nvidia0 and so on, or by AutoDetect=nvml, and restart slurmd."
     ),
@@ -123,20 +123,18 @@ def unexplained(snapshot: Snapshot, waiting: Waiting, above: tuple[Origin, ...])
         unknown = "a request for GPUs that is not judged here: no resource, claim or known annotation"
         pods = counted(len(waiting.pods), "pod")
         evidence.append(f"{pods} with {unknown}; schedulerName {waiting.spec.scheduler}")
-    steps = list(_by_words(waiting.message))
-    if not steps:
-        see = kubectl("describe", waiting.pods[0].meta)
-        steps = [
-            f"Change what the scheduler's message names for each group of nodes. All messages about the pod: {see}"
-        ]
-        own = _pods_of_scheduler(snapshot, waiting.spec.scheduler)
-        if own and waiting.spec.scheduler not in ("", _DEFAULT):
-            steps.append(f"Read the scheduler's log about the pod: {logs(own[0].meta, '--tail=200')}")
-        if waiting.share is not None or not waiting.is_judged:
-            steps.append(
-                "See which pods own the GPUs, and stop some if none is left: `gpu-healthcheck status --allocation`"
-            )
-    return waiting.found(UNEXPLAINED, *evidence, remedy=tuple(steps), certainty=Certainty.LIKELY, because_of=above)
+    steps = _by_words(waiting.message) or tuple(_to_read(snapshot, waiting))
+    return waiting.found(UNEXPLAINED, *evidence, remedy=steps, certainty=Certainty.LIKELY, because_of=above)
+
+
+def _to_read(snapshot: Snapshot, waiting: Waiting) -> Iterator[str]:
+    """Yield where the reason is found, for words without a known fix."""
+    see, scheduler = kubectl("describe", waiting.pods[0].meta), waiting.spec.scheduler
+    yield f"Change what the scheduler's message names for each group of nodes. All messages about the pod: {see}"
+    for pod in _pods_of_scheduler(snapshot, scheduler)[:1] if scheduler not in ("", _DEFAULT) else ():
+        yield f"Read the scheduler's log about the pod: {logs(pod.meta, '--tail=200')}"
+    if waiting.share is not None or not waiting.is_judged:
+        yield "See which pods own the GPUs, and stop some if none is left: `gpu-healthcheck status --allocation`"
 
 
 def find_untried(snapshot: Snapshot) -> Iterator[FoundCause]:

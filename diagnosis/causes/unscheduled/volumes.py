@@ -69,14 +69,14 @@ _NEARER = (
 
 def find_unbound(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield claims without a volume, which a scheduler judges before any node."""
-    lost = [claim for claim in _own_claims(snapshot, waiting) if claim.phase == _LOST]
-    if lost:
-        yield from (_without_volume(snapshot, waiting, claim) for claim in lost)
-        return
-    for reason in waiting.reasons(ReasonSubject.VOLUME_MISSING):
+    claims = _own_claims(snapshot, waiting)
+    lost = [claim for claim in claims if claim.phase == _LOST]
+    for reason in waiting.reasons(ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND) if lost else ():
+        yield from (_unbound(snapshot, waiting, reason, claim) for claim in lost)
+    for reason in waiting.reasons(ReasonSubject.VOLUME_MISSING) if not lost else ():
         yield from _missing(snapshot, waiting, reason)
-    for reason in waiting.reasons(ReasonSubject.VOLUME_UNBOUND):
-        unbound = [claim for claim in _own_claims(snapshot, waiting) if not claim.volume]
+    for reason in waiting.reasons(ReasonSubject.VOLUME_UNBOUND) if not lost else ():
+        unbound = [claim for claim in claims if not claim.volume]
         yield from (_unbound(snapshot, waiting, reason, claim) for claim in unbound)
         if not unbound:
             yield waiting.found(UNBOUND, waiting.quote(reason), certainty=Certainty.LIKELY)
@@ -142,23 +142,17 @@ def _unbound(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason, claim: V
     return waiting.found(UNBOUND, *evidence, subject=claim.meta.subject, remedy=remedy)
 
 
-def _without_volume(snapshot: Snapshot, waiting: Waiting, claim: VolumeClaim) -> FoundCause:
-    events = (event.message for event in snapshot.events_about.get(claim.meta.subject, ()) if event.warning)
-    state = f"{claim.meta.subject}: phase Lost, its persistentvolume/{claim.volume} no longer exists"
-    save = command("kubectl", "-n", claim.meta.namespace, "get", "pvc", claim.meta.name, "-o", "yaml")
-    again = f"create the PersistentVolume {claim.volume} for it again, with `claimRef` to this claim and its uid"
-    remedy = (
-        f"Look for the storage of the volume where it was provisioned. If it exists, {again}: {save}",
-        f"If it is gone, so is the data: {_ANEW}, and restore the data from a backup.",
-    )
-    return waiting.found(UNBOUND, state, *list(events)[-1:], subject=claim.meta.subject, remedy=remedy)
-
-
 def _bind(claim: VolumeClaim, message: str) -> Iterator[str]:
     """Yield how the claim gets a volume."""
     classes, name = command("kubectl", "get", "storageclass"), claim.storage_class
     anew = "delete the claim and create it again, because its class can't be changed"
-    if not name:
+    if claim.phase == _LOST:
+        yield (
+            f"Its volume {claim.volume} was deleted. If its storage exists, create a PersistentVolume of that name with "
+            "`claimRef` to this claim and its uid."
+        )
+        yield f"If it is gone, so is the data: {_ANEW}, and restore the data from a backup."
+    elif not name:
         yield f"Name a StorageClass in the claim, or create a PersistentVolume of its size: {classes}"
         yield f"To name a class, {anew}."
     elif "storageclass" in message.lower() and "not found" in message:

@@ -106,13 +106,7 @@ class Waiting(Struct, frozen=True):
     def quote(self, reason: UnfitReason) -> str:
         """Return a reason of the scheduler as evidence, with its number of nodes."""
         total = self.fit.nodes if self.fit is not None else None
-        count = (
-            ""
-            if reason.nodes is None
-            else f"{reason.nodes} "
-            if total is None
-            else f"{reason.nodes} of {total} nodes: "
-        )
+        count = "" if reason.nodes is None else f"{reason.nodes} of {total} nodes: " if total else f"{reason.nodes} "
         return f"the scheduler: {count}{reason.text}"
 
     def found(
