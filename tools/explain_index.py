@@ -11,6 +11,7 @@ from agent.telemetry import Telemetry
 from cli.index import REASON, SETTING, Declared, IndexEntry, KnownText
 from diagnosis.causes import CAUSES as DIAGNOSES
 from diagnosis.causes.components import HINTS
+from diagnosis.causes.pod_startup_table import START_FIXES
 from healthcheck import checks
 from healthcheck.captures import capture_files as captures
 from healthcheck.catalog.policy import RELOAD, STEPS
@@ -151,8 +152,8 @@ def known_texts() -> Iterator[KnownText]:
         writer = declared.reason.source.partition(":")[0]
         for quoted in re.findall(r"`([^`]+ [^`]+)`", declared.reason.source):
             yield KnownText(_pattern(quoted), writer, declared.reason.name)
-    for pattern, fix in HINTS:
-        yield KnownText(pattern, "a component's log", fix=fix)
+    for writer, hints in (("the container runtime, NVIDIA's toolkit", START_FIXES), ("a component's log", HINTS)):
+        yield from (KnownText(each.pattern, writer, fix=each.fix) for each in hints)
 
 
 def _pattern(quoted: str) -> str:

@@ -5,7 +5,7 @@ The report names the component, its location, the stage that it has reached, and
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
@@ -20,11 +20,15 @@ from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
 from diagnosis.facts.gke_driver import INSTALLER, installer_steps
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
-from diagnosis.facts.gpu_requests import asks_for_gpus
-from diagnosis.facts.log_lines import failed_run, telling_lines
+from diagnosis.facts.gpu_requests import asks_for_gpus, gpu_pods_on
+from diagnosis.facts.log_lines import Hint, failed_run, fix_of, telling_lines
+from diagnosis.facts.moving_pods import steps_to_move
+from diagnosis.facts.node_services import runtime_kind
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
 from diagnosis.facts.quantity import amount, counted
+from diagnosis.facts.runtime_advice import fix_steps, handlers_of, set_target
+from diagnosis.facts.safe_steps import keep_off, let_in, repair_gpu
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import (
     Cause,
@@ -44,6 +48,7 @@ from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 from healthcheck.operations.agent_start import start_fix
+from healthcheck.probes.container_runtime.facts import CONTAINERD
 
 _OPERATOR = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html"
 HAMI_DOCS = "https://project-hami.io/docs/troubleshooting/troubleshooting"
@@ -201,272 +206,248 @@ _STANDS_ON = {
     Role.DOMAIN_DAEMON: (Role.DRIVER, Role.TOOLKIT, Role.DRA_DRIVER),
 }
 _LONGEST = 400
-_SEARCHED = 16384
-_NVRM = re.compile(r"(?:\[ *\d+\.\d+\] )?NVRM: ")
-"""Begin of each line of a message of the kernel module."""
-_PULL_HINTS = (
-    (
-        "manifest.unknown|: not found",
-        (
-            "The image does not exist: for a driver, none is published for this version and operating system. Correct "
-            "repository, image and version in the ClusterPolicy or Helm values."
-        ),
-    ),
-    (
-        "unauthorized|authentication required|access denied|403 Forbidden",
-        "The registry refuses the pull: give the workload an imagePullSecret with read access.",
-    ),
-    ("toomanyrequests|rate limit", "The registry limits pulls: use a mirror, or an account with a higher limit."),
+IN_USE = (
+    "A process still uses the old driver: stop programs of the host that use it, and move the node's pods with GPUs."
 )
-"""Fixes by patterns of a failed pull. In a program's log the same words have another meaning."""
+_TEMPLATE = (
+    "CONTAINERD_CONFIG in toolkit.env is a template of k3s or RKE2, which the toolkit can't read and need not write: "
+    "both add NVIDIA's handler at their next start, if they find its program. Leave the variable out:"
+)
+_NO_SOCKET = (
+    "The toolkit does not reach containerd: set CONTAINERD_SOCKET in toolkit.env to that of the kubelet's containerd."
+)
+_LOST = "A GPU of the node does not answer: it is lost."
+_NO_LIBRARY = (
+    "Its own container has no driver: run it with the nvidia runtime (RuntimeClass or default "
+    "runtime), or correct its setting for the driver root."
+)
 HINTS = (
-    (
+    Hint(
         r"CDI container edits did not apply|/imexd/imexd\.cfg\.tmpl: no such file",
         "CDI is off in the container runtime: set `enable_cdi = true` in containerd's configuration, and restart it.",
     ),
-    (
+    Hint(
         "No matching network interface found for any IP address",
         "The IMEX daemon's list of nodes lacks its own address: delete its pod, so that it registers its present one.",
     ),
-    (
+    Hint(
         "Imex session|NV_ERR_IN_USE",
         "Another IMEX daemon of the node holds the only session: the host's nvidia-imex, or another ComputeDomain's.",
     ),
-    (
+    Hint(
         "cannot add more nodes, already at maximum",
         "The ComputeDomain has more nodes than an IMEX domain may have: use one per NVLink clique, or a newer driver.",
     ),
-    (
+    Hint(
         "no runtime for",
         "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart it.",
     ),
-    (
+    Hint(
         "unsupported config version",
-        (
-            "The toolkit's image is older than the node's containerd, whose configuration version it does not know: "
-            "remove toolkit.version and toolkit.image from your Helm values or ClusterPolicy, so that the chart's own "
-            "image runs, or set a newer version (v1.17.4 is the first that knows version 3)."
-        ),
+        "The toolkit's image is older than the node's containerd, whose configuration version it does not know: "
+        "remove toolkit.version and toolkit.image from your Helm values or ClusterPolicy, so that the chart's own "
+        "image runs, or set a newer version (v1.17.4 is the first that knows version 3).",
     ),
-    (
-        r"unable to dial|dial unix \S{0,200}containerd\S{0,40}sock",
-        (
-            "The toolkit does not reach containerd: set CONTAINERD_SOCKET in toolkit.env to the socket of the "
-            "kubelet's containerd (k3s, rke2: /run/k3s/containerd/containerd.sock; k0s: /run/k0s/containerd.sock)."
-        ),
+    Hint(r"keys cannot contain \{ character", _TEMPLATE),
+    Hint(r"unable to dial|dial unix \S{0,200}containerd\S{0,40}sock", _NO_SOCKET),
+    Hint(
+        "RHCOS .{0,60}imagetag missing|broken Driver Toolkit",
+        "The operator finds no image of OpenShift's driver toolkit for the node's RHCOS version: compare `oc get -n "
+        "openshift imagestream driver-toolkit` with the node's label "
+        "feature.node.kubernetes.io/system-os_release.OSTREE_VERSION. An old label: restart node feature discovery. A "
+        "missing tag, as without a connection: mirror the release's driver toolkit and import it there.",
     ),
-    (
+    Hint(
+        "forward compatibility was attempted",
+        "The validator's CUDA is newer than the node's driver supports: set a newer driver version, or install it on "
+        "the host, and delete the validator's pod.",
+    ),
+    Hint(
+        r"\(error code CUDA-capable device\(s\) is/are busy or unavailable\)",
+        "CUDA gets no context: another process has the GPU in exclusive mode (`nvidia-smi -q -d COMPUTE`, `nvidia-smi "
+        "-c 0`), or the validator has no code for a GPU this old, as that of 26.7 for Volta: then set "
+        "WITH_WORKLOAD=false in validator.cuda.env.",
+    ),
+    Hint(
         r"(?<!parameters/path: )read-only file system",
-        (
-            "The node's operating system keeps that folder read-only: use its own driver and toolkit, with "
-            "driver.enabled=false and toolkit.enabled=false (Talos, Bottlerocket), or set toolkit.installDir to a "
-            "writable folder."
-        ),
+        "The node's operating system keeps that folder read-only: use its own driver and toolkit, with "
+        "driver.enabled=false and toolkit.enabled=false (Talos, Bottlerocket), or set toolkit.installDir to a "
+        "writable folder.",
     ),
-    (
-        (
-            r"(?:open|mkdir|remove|rename|unlink\w*|symlink) /\S{0,300} permission denied"
-            r"|could not insert 'nvidia\S{0,20} (?:Permission denied|Operation not permitted)"
-        ),
-        (
-            "The node refuses it to the container: allow privileged pods in its namespace, and see whether SELinux "
-            "refuses it: `ausearch -m avc -ts recent` on the node."
-        ),
+    Hint(
+        r"(?:open|mkdir|remove|rename|unlink\w*|symlink) /\S{0,300} permission denied"
+        r"|could not insert 'nvidia\S{0,20} (?:Permission denied|Operation not permitted)",
+        "The node refuses it to the container: allow privileged pods in its namespace, and see whether SELinux "
+        "refuses it: `ausearch -m avc -ts recent` on the node.",
     ),
-    (
+    Hint(
         "Key was rejected by service|Required key not available",
         "Secure Boot refuses the unsigned module: use signed, precompiled drivers, or turn Secure Boot off.",
     ),
-    (
+    Hint(
         "entitlement may be improperly|system is not registered|no enabled repositor|valid baseurl",
-        (
-            "The driver container has no package repository: entitle the node (RHEL, OpenShift), set "
-            "driver.repoConfig, or use precompiled drivers."
-        ),
+        "The driver container has no package repository: entitle the node (RHEL, OpenShift), set driver.repoConfig, "
+        "or use precompiled drivers.",
     ),
-    (
+    Hint(
         "no such host|Temporary failure (?:in name resolution|resolving)|Could not resolve host|i/o timeout",
         "The node does not reach a name server or a repository: check its network and its firewall.",
     ),
-    (
-        (
-            r"Could not (?:resolve|locate) Linux kernel version|find the kernel (?:source tree|headers)"
-            r"|/lib/modules/\S{1,100}/build: No such file"
-            r"|(?:locate package|find any package|match for argument:|find a match:) \S{0,20}(?:linux-|kernel-)"
-            r"|(?:linux-headers|kernel-devel|kernel-headers)\S{0,80} (?:has no installation candidate|not found)"
-        ),
-        (
-            "The headers of the node's kernel are missing: use a driver image for that kernel, give the node access "
-            "to its package repository, or install the driver on the host."
-        ),
+    Hint(
+        r"Could not (?:resolve|locate) Linux kernel version|find the kernel (?:source tree|headers)"
+        r"|/lib/modules/\S{1,100}/build: No such file"
+        r"|(?:locate package|find any package|match for argument:|find a match:) \S{0,20}(?:linux-|kernel-)"
+        r"|(?:linux-headers|kernel-devel|kernel-headers)\S{0,80} (?:has no installation candidate|not found)",
+        "The headers of the node's kernel are missing: use a driver image for that kernel, give the node access to "
+        "its package repository, or install the driver on the host.",
     ),
-    (
-        (
-            r"\.[ch]:\d+(?::\d+)?: (?:fatal )?error: |\bld(?:\.\w+)?: error: |\*\*\* \[.{1,200}\] Error \d"
-            r"|modpost: .{0,200}undefined!|GPL-incompatible module|unrecognized command[- ]line option"
-            r"|step: .?Building kernel modules"
-        ),
-        (
-            "The driver does not compile for the node's kernel: set a newer driver version that supports this kernel "
-            "(driver.version), or boot the node with a kernel that this version supports."
-        ),
+    Hint(
+        r"\.[ch]:\d+(?::\d+)?: (?:fatal )?error: |\bld(?:\.\w+)?: error: |\*\*\* \[.{1,200}\] Error \d"
+        r"|modpost: .{0,200}undefined!|GPL-incompatible module|unrecognized command[- ]line option"
+        r"|step: .?Building kernel modules",
+        "The driver does not compile for the node's kernel: set a newer driver version that supports this kernel "
+        "(driver.version), or boot the node with a kernel that this version supports.",
     ),
-    (
+    Hint(
         "Module nvidia not found in directory",
-        (
-            "No module of the driver is built for the node's running kernel: use a driver image for that kernel, or "
-            "build the host's driver for it."
-        ),
+        "No module of the driver is built for the node's running kernel: use a driver image for that kernel, or build "
+        "the host's driver for it.",
     ),
-    (
+    Hint(
         r"Module (?:i2c_core|ipmi_\w{1,20}) not found in directory",
         "The kernel lacks modules that the driver needs: install its extra modules (linux-modules-extra) on the node.",
     ),
-    (
+    Hint(
         "requires use of the NVIDIA open kernel modules",
         "This GPU needs the open kernel modules: set driver.kernelModuleType=open, or install them on the host.",
     ),
-    (
+    Hint(
         "not supported by open nvidia.ko|Open nvidia.ko is only ready",
         "The open kernel modules do not support this GPU: set driver.kernelModuleType=proprietary.",
     ),
-    (
+    Hint(
         r"installed in this system (?:is|are)(?: not supported by the| supported through the) .{0,80}(?:driver|Legacy)",
         "This driver version does not support the GPU: set one of the branch that the log names (driver.version).",
     ),
-    (
+    Hint(
         r"(?<!such as )(?<!blacklist )(?<!options )(?<!disable )(?<!nvidiafb, or )nouveau(?!,? is present|, rivafb)",
         "The driver nouveau uses the GPU: block it on the host, and reboot the node.",
     ),
-    (
+    Hint(
         "(?:nvidia|driver) is in use|Could not unload NVIDIA driver kernel modules|Failed to uninstall nvidia driver",
-        "A process still uses the old driver: drain the node's GPU pods, stop host programs that use it, or reboot.",
+        IN_USE,
     ),
-    (
+    Hint(
         "Driver/library version mismatch",
         "The driver's libraries and the loaded module have different versions: drain the node and reboot it.",
     ),
-    (
+    Hint(
         r"ERROR_LIBRARY_NOT_FOUND|libnvidia-ml\.so|Incompatible (?:strategy|platform)|invalid device discovery",
-        (
-            "Its own container has no driver: run it with the nvidia runtime (RuntimeClass or default "
-            "runtime), or correct its setting for the driver root."
-        ),
+        _NO_LIBRARY,
     ),
-    (
+    Hint(
         "device plugin already connected",
-        (
-            "The kubelet still has the connection of an earlier plugin with the same socket. If the message "
-            "lasts: let no other plugin use the socket, and restart the kubelet on the node."
-        ),
+        "The kubelet still has the connection of an earlier plugin with the same socket. If the message lasts: let no "
+        "other plugin use the socket, and restart the kubelet on the node.",
     ),
-    (
+    Hint(
         r"Could not (?:contact Kubelet|register device plugin)|dial unix \S{1,200}kubelet\.sock",
-        (
-            "The plugin does not reach the kubelet's socket: let it mount the kubelet's folder device-plugins, "
-            "which lies in /var/lib/k0s/kubelet on k0s and in /var/snap/microk8s/common/var/lib/kubelet on MicroK8s."
-        ),
+        "The plugin does not reach the kubelet's socket: let it mount the kubelet's folder device-plugins, which lies "
+        "in /var/lib/k0s/kubelet on k0s and in /var/snap/microk8s/common/var/lib/kubelet on MicroK8s.",
     ),
-    (
+    Hint(
         "specified config .{0,200}does not exist|no configuration files available|all fallbacks failed",
-        (
-            "The node's label nvidia.com/device-plugin.config, or the default of the Helm values, names no key of the "
-            "plugin's ConfigMap: correct the label, or add the key."
-        ),
+        "The node's label nvidia.com/device-plugin.config, or the default of the Helm values, names no key of the "
+        "plugin's ConfigMap: correct the label, or add the key.",
     ),
-    (
+    Hint(
         "requires --mps-root",
         "The configuration has sharing.mps: install the plugin with its Helm chart, which runs the MPS daemon too.",
     ),
-    (
+    Hint(
         "unable to (?:load|finalize|validate|parse) (?:config|flags)|error (?:load|pars)ing config",
         "The plugin's configuration is invalid: correct the key of its ConfigMap that the node uses.",
     ),
-    (
+    Hint(
         "No MIG devices associated|migEnabled=true was not configured",
         "MIG is on and a card has no instances: apply a MIG configuration to the node, or turn MIG off.",
     ),
-    (
+    Hint(
         "more than one MIG device type present|same migEnabled value",
         "The MIG strategy is single and the cards have different profiles: give all the same profile, or use mixed.",
     ),
-    (
+    Hint(
         "driver not loaded|communicate with the NVIDIA driver|NVIDIA-SMI has failed|modules are not yet loaded",
         "The driver's kernel module is not loaded on the node.",
     ),
-    (
+    Hint("Unable to determine the device handle|GPU is lost|fallen off the bus", _LOST),
+    Hint(
+        "No devices were found",
+        "The driver is loaded and initializes no GPU. The node's kernel log has the reason, `dmesg | grep NVRM`: if it "
+        "asks for the open kernel modules, set driver.kernelModuleType=open, otherwise a driver version for this GPU.",
+    ),
+    Hint(
         r"driver detected on the host: exit status 14\b",
-        (
-            "nvidia-smi ends with 14, because the infoROM of a GPU is corrupted, and the validator takes the host's "
-            "driver for absent: have the GPU repaired that nvidia-smi warns of."
-        ),
+        "nvidia-smi ends with 14, because the infoROM of a GPU is corrupted, and the validator takes the host's "
+        "driver for absent: have the GPU repaired that nvidia-smi warns of.",
     ),
-    (
+    Hint(
         "failed to validate the driver|run command 'nvidia-smi'|validate a driver container installation",
-        (
-            "The validator finds no driver. One of the host counts only with /usr/bin/nvidia-smi, which must run "
-            "there: link it to that path, or install it. One in a container: see its driver pod on the node."
-        ),
+        "The validator finds no driver. One of the host counts only with /usr/bin/nvidia-smi, which must run there: "
+        "link it to that path, or install it. One in a container: see its driver pod on the node.",
     ),
-    (
+    Hint(
         "In use by another client|could not be reset|error resetting all GPU",
-        (
-            "A process still uses the GPUs: delete the node's GPU pods by name, and stop programs of the host that use "
-            "them; if the reset still fails, reboot the node."
-        ),
+        "A process still uses the GPUs: delete the node's GPU pods by name, and stop programs of the host that use "
+        "them; if the reset still fails, reboot the node.",
     ),
-    (
+    Hint(
         "Insufficient Permissions",
-        (
-            "The driver refuses it to the container: for MIG, set NVIDIA_MIG_MONITOR_DEVICES=all in it and run it "
-            "privileged; with SELinux, `setsebool -P container_use_devices on` on the node."
-        ),
+        "The driver refuses it to the container: for MIG, set NVIDIA_MIG_MONITOR_DEVICES=all in it and run it "
+        "privileged; with SELinux, `setsebool -P container_use_devices on` on the node.",
     ),
-    (
+    Hint(
         "creating symlink creator|create symlinks under /dev/char",
-        (
-            "The host's driver lacks a module that the validator loads: install it, or set "
-            "DISABLE_DEV_CHAR_SYMLINK_CREATION=true in validator.driver.env of the ClusterPolicy."
-        ),
+        "The host's driver lacks a module that the validator loads: install it, or set "
+        "DISABLE_DEV_CHAR_SYMLINK_CREATION=true in validator.driver.env of the ClusterPolicy.",
     ),
-    (
+    Hint(
         "cannot delete Pods? .{0,80}(?:local storage|declare no controller)",
-        (
-            "The driver's update may not evict the pods that the log names: save what they need, delete them by name, "
-            "and the update goes on."
-        ),
+        "The driver's update may not evict the pods that the log names: save what they need, delete them by name, and "
+        "the update goes on.",
     ),
-    (
+    Hint(
         "violate the pod's disruption budget",
         "A PodDisruptionBudget keeps a pod on the node: give that workload another ready pod elsewhere.",
     ),
-    ("no space left on device", "The node's disk is full: free space there, for instance from unused images."),
-    (
+    Hint("no space left on device", "The node's disk is full: free space there, for instance from unused images."),
+    Hint(
         r"no matches for kind \S{1,80} in version",
         "A CRD is missing or too old: apply the CRDs of the chart's version; Helm does not upgrade them.",
     ),
-    (
+    Hint(
         r"is forbidden: User \S{1,300} cannot",
         "Its service account lacks the permission that the log names: apply the roles of this version's chart again.",
     ),
-    (
+    Hint(
         "too many open files",
         "Raise the node's limit of watches: the sysctl fs.inotify.max_user_instances, for instance to 8192.",
     ),
-    (
+    Hint(
         "address already in use",
         "Another program on the node uses that port: remove the second installation, or change the port.",
     ),
-    (
+    Hint(
         r"load the kernel module|could not insert 'nvidia|probe routine was not called|No NVIDIA devices probed",
-        (
-            "The kernel module does not load. The node's kernel log (dmesg, lines with NVRM or nouveau) shows which "
-            "of three it is: another kernel driver owns the GPU (block that and reboot), the module was built for "
-            "another kernel or by another gcc (use a driver version or image for this kernel), or this version does "
-            "not support the GPU (use another driver version)."
-        ),
+        "The kernel module does not load. The node's kernel log (dmesg, lines with NVRM or nouveau) shows which of "
+        "three it is: another kernel driver owns the GPU (block that and reboot), the module was built for another "
+        "kernel or by another gcc (use a driver version or image for this kernel), or this version does not support "
+        "the GPU (use another driver version).",
     ),
-    ("OOMKilled", "The container needs more memory than its limit: raise the limit."),
+    Hint(
+        "OOMKilled",
+        "The container needs more memory than its limit: raise the limit (dcgm-exporter: 512Mi, with 8 GPUs 1Gi).",
+    ),
 )
 """Fixes by patterns of a log, the more specific ones first.
 
@@ -604,18 +585,54 @@ def _found(
         NOT_READY[role],
         subject,
         tuple(evidence),
-        tuple(_remedy(unready, "\n".join((*failed_run(log), unready.stage.message, *evidence)))),
+        tuple(_remedy(snapshot, unready, "\n".join((*failed_run(log), unready.stage.message, *evidence)))),
         (unready.subject,) if subject != unready.subject else (),
         because_of=(*own, *_causes_above(unready, above, subjects), *(() if independent else runtime), *cards),
     )
 
 
-def _remedy(unready: UnreadyPod, texts: str) -> Iterator[str]:
+def _on_this_node(snapshot: Snapshot, unready: UnreadyPod, known: str) -> Iterator[str]:
+    """Yield the steps of a fix that depend on the node: its GPU pods, its runtime, the pod's own class."""
+    pod, role = unready.pod, unready.component.role
+    if known is _LOST:
+        yield from repair_gpu(snapshot, pod.spec.node)
+    elif known is IN_USE:
+        held = [one for one in gpu_pods_on(snapshot).get(pod.spec.node, ()) if not one.over]
+        yield from keep_off(snapshot, pod.spec.node)
+        yield from steps_to_move(snapshot, held, "other nodes")
+        yield "The driver's pod then tries again by itself. If the driver is still in use, reboot the node."
+        yield from let_in(snapshot, pod.spec.node)
+    elif known in (_TEMPLATE, _NO_SOCKET) and role is Role.TOOLKIT:
+        yield from set_target(snapshot, unready.node, unready.component.meta.namespace)
+    elif known is _NO_LIBRARY and not pod.spec.runtime_class and unready.component.meta.kind == "DaemonSet":
+        yield from _name_class(snapshot, unready)
+    elif unready.stage.reason == "PodInitializing" and any(state.ended is not None for state in pod.states):
+        why = "Unless its events show a pull that goes on, its next container was never created, as when containerd is"
+        yield f"{why} restarted at that moment. Its DaemonSet creates the pod again: {kubectl('delete', pod.meta)}"
+
+
+def _name_class(snapshot: Snapshot, unready: UnreadyPod) -> Iterator[str]:
+    """Yield the steps after which a component that was installed alone runs with NVIDIA's runtime."""
+    node, has = unready.node, handlers_of(unready.node) if unready.node is not None else None
+    if has is not None and not any("nvidia" in handler for handler in has):
+        yield from fix_steps(snapshot, node, None)
+    if runtime_kind(node) != CONTAINERD:
+        return
+    names = [one.meta.name for one in snapshot.runtime_classes if "nvidia" in one.handler]
+    if not names and snapshot.sees("RuntimeClass"):
+        yield "Create a RuntimeClass with the name and the handler nvidia: there is none"
+    patch = json.dumps({"spec": {"template": {"spec": {"runtimeClassName": next(iter(names), "nvidia")}}}})
+    change = kubectl("patch", unready.component.meta, "--type=merge", "-p", patch)
+    yield f"It names no RuntimeClass: set runtimeClassName in the Helm values of its chart; without a chart: {change}"
+
+
+def _remedy(snapshot: Snapshot, unready: UnreadyPod, texts: str) -> Iterator[str]:
     pod = unready.pod
     agents = start_fix(unready.stage.reason, texts) if unready.component.role is Role.AGENT else ""
-    known = agents or hint(texts, (*_PULL_HINTS, *HINTS) if unready.stage.reason in IMAGE else HINTS)
+    known = agents or hint(texts)
     if known:
         yield known
+    yield from _on_this_node(snapshot, unready, known)
     if unready.stage.container == INSTALLER:
         yield from installer_steps(unready.node, pod)
     elif unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
@@ -653,7 +670,8 @@ def _hanging(
         above = tuple(pair for pair in above if pair[0] != NOT_READY[unready.component.role].name)
         advice = hint("\n".join(failed_run(messages))) or _ADVICE.get(unready.stage.container, "")
         log = logs(unready.pod.meta, "-c", unready.stage.container, "--tail=20")
-        remedy = tuple(filter(None, (advice, f"Read why it waits: {log}")))
+        lost = repair_gpu(snapshot, unready.pod.spec.node) if advice is _LOST else ()
+        remedy = (*filter(None, (advice,)), *lost, f"Read why it waits: {log}")
         remedy = remedy if unready.subject not in explained else ()
         explained.add(unready.subject)
         yield FoundCause(VALIDATION, unready.subject, tuple(evidence), remedy, because_of=above)
@@ -711,10 +729,9 @@ def _warnings(snapshot: Snapshot) -> dict[str, list[Event]]:
     return found
 
 
-def hint(texts: str, rows: Iterable[tuple[str, str]] = HINTS) -> str:
-    """Return the fix for these texts; '' if they contain no known message. A line end counts as a space."""
-    message = " ".join(_NVRM.sub("", texts).split())[-_SEARCHED:]
-    return next((fix for pattern, fix in rows if re.search(pattern, message, re.IGNORECASE)), "")
+def hint(texts: str) -> str:
+    """Return the fix for the texts of a component."""
+    return fix_of(texts, HINTS)
 
 
 SEARCHES = (Search((*NOT_READY.values(), VALIDATION), (), find),)

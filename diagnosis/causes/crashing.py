@@ -90,7 +90,6 @@ from diagnosis.model import (
     Origin,
     Search,
     TextSource,
-    failing,
     origins,
 )
 from diagnosis.snapshot import Snapshot
@@ -104,15 +103,8 @@ _MEMORY_SHARE = "nvidia.com/gpumem"
 _TEXTS = (*texts_in(TextSource.LOG, RECOGNISED), (PROGRAM, any_cuda_error()))
 _OF_NODES = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, ACCESS_DENIED, NO_GPU_FOUND)
 _BY_PROBES = frozenset((TextSource.ENDED, TextSource.LOG, TextSource.EVENT))
-COMPONENT_TEXTS = (
-    *((cause, replace(text, sources=_BY_PROBES)) for cause, text in texts_in(TextSource.LOG, _OF_NODES)),
-    (
-        NOT_INJECTED,
-        failing(
-            r"ERROR_LIBRARY_NOT_FOUND|Incompatible (?:platform|strategy) detected|could not load NVML library",
-            "NVIDIA's device plugin and GPU feature discovery",
-        ),
-    ),
+COMPONENT_TEXTS = tuple(
+    (cause, replace(text, sources=_BY_PROBES)) for cause, text in texts_in(TextSource.LOG, _OF_NODES)
 )
 """Texts in the logs of components, or in events about their probes: errors of the node on which they run."""
 _MISMATCH = re.compile(r"driver combination|DRIVER_?MISMATCH", re.IGNORECASE)

@@ -11,6 +11,7 @@ from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Component, Role, components, is_for, is_ready
 from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
 from diagnosis.facts.gpu_requests import gpu_pods_on, gpus_of
+from diagnosis.facts.log_lines import telling_lines
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.safe_steps import keep_off
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on, origins
@@ -19,6 +20,7 @@ from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
 
 _PRODUCT, _CONFIG, _STATE = "nvidia.com/gpu.product", "nvidia.com/mig.config", "nvidia.com/mig.config.state"
+_PAUSED = "paused-for-mig-change"
 _OFF, _UPGRADE = "all-disabled", "nvidia.com/gpu-driver-upgrade-state"
 _CHANGES_ONLY = "The manager acts on changes of the label only. First set another value: "
 _LABELLED = timedelta(minutes=10)
@@ -105,10 +107,10 @@ def _failed(snapshot: Snapshot, node: Node, managers: list[Component]) -> FoundC
             f"Then set the requested value again: {_label(node, _CONFIG, node.meta.labels[_CONFIG])}",
         ]
     if off:
-        steps.append(
-            f"When the state is success, let pods start there again: {command('kubectl', 'uncordon', node.name)}"
-        )
-    return found_on(node.subject, MIG_FAILED, (_state(node),), steps)
+        uncordon = command("kubectl", "uncordon", node.name)
+        steps.append(f"When the state is success, let pods start there again: {uncordon}")
+    pods = [pod for manager in managers if (pod := manager.pod_on(node.name)) is not None]
+    return found_on(node.subject, MIG_FAILED, (_state(node), *_log_lines(snapshot, pods)), steps)
 
 
 def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -123,15 +125,34 @@ def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Itera
         return
     ready = "ready" if is_working else "not ready"
     manager = f"{pods[0].subject} of the MIG manager is {ready}" if pods else "no MIG manager"
+    steps = [f"Read why it waits: {_manager_logs(node, managers)}"]
+    if is_working:
+        steps.append(
+            "If its last lines are an error, or wait for a change of the label, it has given up, and what it paused "
+            f"stays away. Restart it: it applies the label when it starts: {kubectl('delete', pods[0].meta)}"
+        )
     yield FoundCause(
         MIG_PENDING,
         node.subject,
-        (_state(node), manager),
-        (f"Read why it waits: {_manager_logs(node, managers)}",),
+        (_state(node), manager, *_paused(node), *_log_lines(snapshot, pods)),
+        tuple(steps),
         tuple(pod.subject for pod in waiting) or (node.subject,),
         Certainty.LIKELY if is_working else Certainty.PROVEN,
         origins((NOT_READY[Role.MIG_MANAGER],), node.subject, *(each.subject for each in managers)),
     )
+
+
+def _paused(node: Node) -> Iterator[str]:
+    paused = [key.rpartition(".")[2] for key, value in node.meta.labels.items() if value == _PAUSED]
+    if paused:
+        yield f"{node.subject}: {_PAUSED} are {', '.join(paused)}"
+
+
+def _log_lines(snapshot: Snapshot, pods: list[Pod]) -> Iterator[str]:
+    """Yield the lines of the manager's log that report why it fails."""
+    for (subject, _), text in snapshot.logs.items():
+        if subject in [pod.subject for pod in pods]:
+            yield from (f"its log: {line}" for line in telling_lines(text, ended=True))
 
 
 def _shown(node: Node, key: str) -> str:

@@ -13,6 +13,7 @@ from diagnosis.facts.gpu_nodes import gpu_nodes
 from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.node_services import runtime_is_down, steps_until_ready
+from diagnosis.facts.runtime_advice import keep_version
 from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
@@ -53,7 +54,7 @@ def find_nodes(snapshot: Snapshot) -> Iterator[FoundCause]:
         if evidence and (waiting or not node.cordoned) and not _is_meant(snapshot, node):
             affected = tuple(one.subject for one in pods)
             above = origins((RUNTIME_SILENT,), node.subject) if runtime_is_down(node) else ()
-            steps = tuple(steps_until_ready(node))
+            steps = (*steps_until_ready(node), *(keep_version(snapshot, node) if runtime_is_down(node) else ()))
             yield FoundCause(NOT_READY, node.subject, evidence, steps, affected, because_of=above)
 
 

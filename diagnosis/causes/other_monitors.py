@@ -63,10 +63,17 @@ _PODS = (
 """Beginning of a condition's type, and of the names of the pods that set it."""
 _HOST_ENGINES = ("dcgm-server", "nvidia-dcgm-")
 _MOST_PODS = 3
-_REPAIR = (
-    "Until it is clear, stop the automatic repair that acts on this condition (the node group's node auto repair on "
-    "EKS, Karpenter's NodeRepair, ten minutes after AcceleratedHardwareReady=False): it would replace a healthy node"
+_REPAIR = "Until it is clear, stop the automatic repair that acts on this condition: it would replace a healthy node"
+_REPAIRS = (
+    (
+        "AcceleratedHardwareReady",
+        " (node auto repair of the EKS node group, or Karpenter's NodeRepair, after 10 minutes)",
+    ),
+    ("Gpu", " (NVSentinel's, if its cordon is followed by a drain)"),
 )
+_LATCHES = "It may keep the condition until it is restarted, also when it can check again"
+_CLEARS = "It clears the condition itself when it can check again, and NVSentinel then lifts its cordon. If it does not"
+_NO_ACTION = "Recommended Action=NONE"
 _NO_ENGINE = (
     "No pod of DCGM's host engine (dcgm-server, nvidia-dcgm) is on the node: let its DaemonSet tolerate the node's "
     "taints, or give the monitor the address of the host engine that runs there"
@@ -106,6 +113,10 @@ def _reports_fault(condition: Condition) -> bool:
 def _fault(_: Snapshot, node: Node, condition: Condition) -> FoundCause:
     evidence, read = f"{node.subject}: condition {condition}", kubectl("describe", node.meta)
     read = f"Read its report and when it began: {read}"
+    if _NO_ACTION in condition.message:
+        why = "The report asks for no repair, as with an error of a program, and NVSentinel does not return such a node"
+        back = (f"{why}: {command('kubectl', 'uncordon', node.name)}",) if node.cordoned else (REPORTED.remedy,)
+        return found_on(node.subject, REPORTED, (evidence,), (read, *back))
     if not all_respond_since(node, condition.since):
         return found_on(node.subject, REPORTED, (evidence,), (read, REPORTED.remedy))
     doubt = f"{recorded_gpus(node)}, and it has no fault"
@@ -121,7 +132,8 @@ def _unchecked(snapshot: Snapshot, node: Node, condition: Condition) -> FoundCau
     if all_respond_since(node, condition.since):
         evidence.append(f"{recorded_gpus(node)}, and it has no fault")
     certainty = Certainty.PROVEN if len(evidence) > 1 else Certainty.LIKELY
-    remedy = (_REPAIR, *_restart(condition, node, pods), *_compare(condition, node, working))
+    whose = next((words for start, words in _REPAIRS if condition.type.startswith(start)), "")
+    remedy = (f"{_REPAIR}{whose}", *_restart(condition, node, pods), *_compare(condition, node, working))
     return found_on(node.subject, COULD_NOT_CHECK, evidence, remedy, certainty=certainty)
 
 
@@ -134,7 +146,7 @@ def _restart(condition: Condition, node: Node, pods: Sequence[Pod]) -> Iterator[
         yield from (f"Check DCGM's host engine on the node: {logs(pod.meta, '--tail=50')}" for pod in engines[:2])
         if monitors and not engines:
             yield _NO_ENGINE
-    why = "It may keep the condition until it is restarted, also when it can check again"
+    why = _CLEARS if condition.type.startswith("Gpu") else _LATCHES
     for pod in monitors[:1]:
         yield f"{why}; its DaemonSet creates the pod again: {kubectl('delete', pod.meta)}"
     if not monitors:

@@ -39,17 +39,24 @@ from diagnosis.causes.pod_startup_table import (
     NO_DEVICE_FILE,
     RUNTIME_SILENT,
     SANDBOX,
+    START_FIXES,
     START_KILLED,
     VOLUME_ELSEWHERE,
     VOLUME_FAILS,
+    WITHOUT_LIMIT,
 )
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
 from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.crio_advice import without_class
 from diagnosis.facts.dra_drivers import claims_channel
+from diagnosis.facts.gke_driver import driver_steps
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.facts.node_services import runtime_steps
+from diagnosis.facts.log_lines import Hint, fix_of
+from diagnosis.facts.node_services import distribution_of, runtime_steps
+from diagnosis.facts.runtime_advice import keep_version
+from diagnosis.facts.safe_steps import restart_plugin
 from diagnosis.facts.symptoms import (
     Recognised,
     RecognisedPod,
@@ -71,7 +78,8 @@ from diagnosis.snapshot.cluster_events import Event
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Container, ContainerState, Pod
 from diagnosis.snapshot.workloads import KINDS as WORKLOADS
-from healthcheck.catalog.cuda_errors import fix_of
+from healthcheck.catalog.cuda_errors import fix_of as fix_of_error
+from healthcheck.probes.container_runtime.distributions import GKE
 
 _EVENT = TextSource.EVENT
 _INJECTION = texts_in(_EVENT, (DEVICE_FILES, NOT_READY[Role.MPS], *INJECTION))
@@ -109,26 +117,23 @@ _VOLUME = re.compile(r'\A.*?\bvolume "?([^"\s]{1,253}).*\Z', re.DOTALL)
 _ATTACHED, _NOT_ATTACHED = "SuccessfulAttachVolume", "FailedAttachVolume"
 _DETACHED = 2.0
 """Minutes after a pod's grace period in which its node detaches the volumes."""
-_OF_KIND = (
-    (
-        "management.nvidia.com/",
-        (
-            "the pod runs with the operator's own class, or its default-kind is wrong: name another "
-            "runtimeClassName, or none"
-        ),
+_OF_DEVICES = (
+    Hint(
+        r"\Ak8s\.gpu\.nvidia\.com/",
+        "The DRA driver writes that specification: restart its pod on the node, and check that the runtime reads "
+        "its folder",
     ),
-    ("k8s.device-plugin.nvidia.com/", "the device plugin writes that specification: restart its pod on the node"),
-    (
-        "k8s.gpu.nvidia.com/",
-        (
-            "the DRA driver writes that specification: restart its pod on the node, and check that the "
-            "runtime reads its folder"
-        ),
+    Hint(
+        r"\Anvidia\.com/",
+        "Generate the specification again: `systemctl restart nvidia-cdi-refresh`, or "
+        "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`",
     ),
-    (
-        "nvidia.com/",
-        "generate /var/run/cdi/nvidia.yaml again: `nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`",
-    ),
+)
+"""Steps by the kind of an unresolved CDI device."""
+_MANAGEMENT, _PLUGINS = "management.nvidia.com/", "k8s.device-plugin.nvidia.com/"
+_OF_MANAGEMENT = (
+    "For pods without a class, the node's specification has only the device all; generate it with each GPU: "
+    "`nvidia-ctk cdi generate --vendor=management.nvidia.com --output=/var/run/cdi/management.nvidia.com-gpu.yaml`"
 )
 
 
@@ -332,12 +337,40 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
     evidence += _of_node(snapshot, pod, known.cause)
     look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
     node = snapshot.by_node.get(pod.spec.node)
-    fix = fix_of(known.cause.name, known.quote) or known.cause.remedy
-    own = tuple(runtime_steps(node)) if known.cause is RUNTIME_SILENT and node is not None else (fix,)
-    remedy = (*_special(known, images, node), *own, look)
+    remedy = (*_special(known, images, node), *_own(snapshot, known, stuck, node), look)
     affected = tuple(one.pod.subject for one in stuck)
     found = FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
     return explained(snapshot, found, pod, known.symptom.text) if known.cause in (CLAIM_API, CLAIM_FAILS) else found
+
+
+def _own(snapshot: Snapshot, known: Recognised, stuck: list[RecognisedPod], node: Node | None) -> tuple[str, ...]:
+    """Return the steps that end the cause on this node, by the whole message."""
+    if node is not None and known.cause is RUNTIME_SILENT:
+        return (*runtime_steps(node), *keep_version(snapshot, node))
+    if known.cause is DRIVER_NOT_LOADED and node is not None and distribution_of(node) == GKE:
+        return tuple(driver_steps(node))
+    if known.cause is CDI_UNRESOLVED and known.groups:
+        return tuple(_of_device(snapshot, known.groups[0].strip(), [one.pod for one in stuck]))
+    named = [*_containers(stuck)]
+    if known.cause is START_KILLED and named and not any(each.limits.get("memory") for each in named):
+        return (WITHOUT_LIMIT,)
+    system = node.system if node is not None else ""
+    fix = fix_of(f"{system}: {known.symptom.text}", START_FIXES) or fix_of_error(known.cause.name, known.quote)
+    return (fix or known.cause.remedy,)
+
+
+def _of_device(snapshot: Snapshot, device: str, pods: Sequence[Pod]) -> Iterator[str]:
+    """Yield the steps for a CDI device without a specification, by the program that writes it."""
+    if device.startswith(_MANAGEMENT):
+        named = [pod for pod in pods if pod.spec.runtime_class]
+        if named:
+            yield "The class is for the operator's own pods; with CDI, GPU pods need none:"
+            yield from without_class(snapshot, named)
+        yield _OF_MANAGEMENT
+    elif device.startswith(_PLUGINS):
+        yield from restart_plugin(snapshot, pods[0].spec.node)
+    else:
+        yield fix_of(device, _OF_DEVICES) or CDI_UNRESOLVED.remedy
 
 
 def _containers(stuck: Iterable[RecognisedPod]) -> Iterator[Container]:
@@ -364,10 +397,6 @@ def _special(known: Recognised, images: Sequence[str], node: Node | None) -> Ite
         wanted = node.meta.labels.get(_ARCHITECTURE, "") if node is not None else ""
         look = command("docker", "buildx", "imagetools", "inspect", images[0])
         yield f"List the image's architectures{f'; the node needs {wanted}' if wanted else ''}: {look}"
-    if known.cause is CDI_UNRESOLVED and known.groups:
-        what = next((words for prefix, words in _OF_KIND if known.groups[0].lstrip().startswith(prefix)), "")
-        if what:
-            yield f"{known.groups[0].split(',')[0].split('=')[0].strip()}: {what}"
     if known.cause is IMAGE_NEEDS_DRIVER and known.groups:
         yield f"The image requires {known.groups[0]}, set in NVIDIA_REQUIRE_CUDA"
 

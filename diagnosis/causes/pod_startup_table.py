@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diagnosis.facts.library_errors import reported
+from diagnosis.facts.log_lines import Hint
 from diagnosis.model import CauseSeverity, Family, Link, Signature, TextSource, failing, starting
 
 _CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-toolkit", "kubelet", "containerd"
@@ -328,8 +329,78 @@ INIT_LASTS = _started(
     "Read in its log why it waits.",
     severity=CauseSeverity.LOW,
 )
-NO_DEVICE_FILE = Signature(r"hostPath type check failed: /dev/nvidia", _KUBELET, _EVENT)
-"""Text of DRIVER_NOT_LOADED about a volume."""
+NO_DEVICE_FILE = Signature(
+    r"hostPath type check failed: (?:/dev/nvidia|/home/kubernetes/bin/nvidia is not)", _KUBELET, _EVENT
+)
+"""Text of DRIVER_NOT_LOADED about a volume: of a device file, or of GKE's folder of the driver."""
+_BY_CDI = (
+    "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`, again after each change of the driver, then "
+    "`nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi`"
+)
+WITHOUT_LIMIT = (
+    "No memory limit is set, so that is not the reason, unless the node itself lacks memory: see `dmesg | grep -i oom` "
+    f"on it. Otherwise let the toolkit inject by CDI, without the program that is killed; on the node: {_BY_CDI}"
+)
+START_FIXES = (
+    Hint(
+        r"is mounted on \S{1,200} but it is not a shared(?: or slave)? mount",
+        "The node's mounts are private, and this volume needs mount propagation. Share them on the node, now and at "
+        "each boot: `mount --make-rshared /`. The kubelet then tries again.",
+    ),
+    Hint(
+        r"failed to add device rules|cgroup subsystem devices not found",
+        "NVIDIA's toolkit on the node is too old for cgroup v2 and the node's kernel: update it there, on Talos and "
+        "Bottlerocket with the operating system or its extension. Until then let it inject by CDI: " + _BY_CDI,
+    ),
+    Hint(
+        r"cuda error: unknown error",
+        "The module nvidia_uvm does not work on the node: `nvidia-modprobe -u -c=0`; if that is not enough, reboot it.",
+    ),
+    Hint(
+        r"file creation failed: [^\n]{1,300}file exists",
+        "The image itself has libraries of a driver, often because it was saved from a running GPU container: build "
+        "it without libcuda.so* and libnvidia-*.so*, which the toolkit mounts.",
+    ),
+    Hint(
+        r"Container Runtime Hook directly [^\n]{0,80}is not supported",
+        "The toolkit's mode on the node is cdi, and a hook calls it in the old way: `nvidia-ctk config --in-place "
+        "--set nvidia-container-runtime.mode=auto`, or use NVIDIA's runtime for the pod.",
+    ),
+    Hint(
+        r"error executing hook `?\S{0,200}nvidia-c",
+        "crun reports only that NVIDIA's hook failed. The crun of OpenShift 4.18.21 to 4.18.23 breaks it: update to "
+        "4.18.24 or later. Elsewhere update crun, or use runc; the hook's own words: `journalctl -u crio | grep -i "
+        "nvidia`.",
+    ),
+    Hint(
+        r"amazon linux[^\n]{0,2000}exec /usr/bin/nvidia-container-runtime: no such file",
+        "The node was started from an AMI without NVIDIA's toolkit and driver: use the NVIDIA variant of the AMI in "
+        "its node group or EC2NodeClass (AL2023_x86_64_NVIDIA; with Karpenter, an amiSelectorTerms alias selects it).",
+    ),
+    Hint(
+        r"failed to (?:get|pull|start)[^\n]{0,40} sandbox image|(?:pull|resolve)[^\n]{0,40}/pause:",
+        "The node does not get the image of each pod's sandbox, pause: set sandbox_image (containerd 2: sandbox in "
+        "pinned_images) in containerd's configuration to one that it can pull, and restart containerd. A file that "
+        "was written anew, as by NVIDIA's toolkit, may have lost the setting.",
+    ),
+    Hint(
+        r"(?:task|container|shim)[^\n]{0,300}context deadline exceeded|context deadline exceeded: unknown",
+        "The runtime did not get it started in time. See whether the driver hangs: `timeout 20 nvidia-smi` on the "
+        "node. If so, keep new pods off the node, and reboot it; if not, look for a slow disk, and delete the pod.",
+    ),
+    Hint(
+        r"/driver:[\w.-]{1,80}[^\n]{0,900}(?:not found|manifest unknown)",
+        "NVIDIA publishes no driver image for this version and operating system: set a driver.version that has a tag "
+        "for it, VERSION-OS in nvcr.io/nvidia/driver. If the operating system has none, as Debian, Talos and Amazon "
+        "Linux, install the driver on the nodes in its way, and set driver.enabled=false.",
+    ),
+    Hint(
+        r"image (?:tag|name|reference)? ?\"/?:",
+        "The image's name has no registry: with OLM, a ClusterPolicy that sets driver.version must also set "
+        "driver.repository (nvcr.io/nvidia) and driver.image (driver).",
+    ),
+)
+"""Fixes by patterns of a message about a container or sandbox, after the node's operating system."""
 CAUSES = (
     *(START_KILLED, DRIVER_NOT_LOADED, DRIVER_LIBRARY_MISSING, DRIVER_MISMATCH, DRIVER_HANGS, IMAGE_NEEDS_DRIVER),
     *(

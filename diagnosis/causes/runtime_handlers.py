@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from diagnosis.causes.first_fixes import FILES_FIRST
 from diagnosis.facts.commands import kubectl
 from diagnosis.facts.components import role_of
-from diagnosis.facts.crio_advice import hook_evidence
+from diagnosis.facts.crio_advice import hook_evidence, is_hook_certain
 from diagnosis.facts.gpu_nodes import has_nvidia
 from diagnosis.facts.gpu_requests import asks_for_gpus
 from diagnosis.facts.node_services import runtime_is_down, runtime_kind
@@ -443,7 +443,7 @@ def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> It
     written = (f"{each.subject} writes {target}" for each, target in targets)
     evidence = (*lack.quotes(), *_known_of(snapshot, node, lack), *hook, *written, *by_agent(finding))
     proven = finding is not None or lack.known is not None or (node is not None and handlers_of(node) is not None)
-    certainty = Certainty.PROVEN if proven and (toolkits(snapshot) or not hook) else Certainty.LIKELY
+    certainty = Certainty.PROVEN if proven and (not hook or is_hook_certain(toolkits(snapshot))) else Certainty.LIKELY
     remedy = tuple(fix_steps(snapshot, node, finding, pods=lack.pods))
     yield FoundCause(MISSING, subject, evidence, remedy, lack.affected, certainty, tuple(because))
 

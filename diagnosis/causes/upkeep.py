@@ -13,6 +13,7 @@ from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.gpu_nodes import has_nvidia, is_changed
 from diagnosis.facts.gpu_requests import gpu_pods
+from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.model import CauseSeverity, Family, FoundCause, Origin, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import ClusterPolicy, DisruptionBudget
@@ -127,7 +128,7 @@ def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
     for budget, pods in of_budgets:
         held = [pod for pod in pods if pod.subject in gpus]
         if held and not any(_is_coming(snapshot, pod) for pod in pods):
-            yield _blocked(budget, held, {pod.spec.node: emptied[pod.spec.node] for pod in held})
+            yield _blocked(snapshot, budget, held, {pod.spec.node: emptied[pod.spec.node] for pod in held})
 
 
 def _covered(snapshot: Snapshot, budgets: Iterable[DisruptionBudget]) -> list[tuple[DisruptionBudget, list[Pod]]]:
@@ -198,7 +199,7 @@ def _is_evicted(pod: Pod) -> bool:
     return not pod.over and not stays and pod.meta.deleted is None
 
 
-def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node]) -> FoundCause:
+def _blocked(snapshot: Snapshot, budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node]) -> FoundCause:
     count = f"{budget.healthy} healthy of {budget.wanted} required" if budget.wanted is not None else "none to spare"
     evidence = (
         f"{budget.meta.subject}: 0 disruptions allowed, {count}",
@@ -209,6 +210,8 @@ def _blocked(budget: DisruptionBudget, held: list[Pod], nodes: Mapping[str, Node
     remedy = (
         f"Find out why its pods are not ready: {command(*prefix, 'describe', 'pdb', budget.meta.name)}",
         "If its pods can't be ready elsewhere, let the budget allow one disruption: maxUnavailable: 1.",
+        "Or, after asking their owner, move them, which no budget keeps from being deleted:",
+        *steps_to_move(snapshot, held, "other nodes"),
     )
     return FoundCause(BLOCKED, budget.meta.subject, evidence, remedy, tuple(node.subject for node in nodes.values()))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 
 from diagnosis.facts.commands import command
+from diagnosis.facts.components import version_of
 from diagnosis.facts.node_services import distribution_of, runtime_kind
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
@@ -17,6 +19,8 @@ from healthcheck.probes.container_runtime.facts import CRIO
 from healthcheck.text.naming import named
 
 _HOOKS = "oci/hooks.d"
+_VERSION, _FIRST_WITH_HANDLERS = re.compile(r"v?1\.(\d{1,3})\."), 18
+"""Minor version of the toolkit, and that since which it adds handlers by default: its pull request 1314."""
 _MODE, _RUNTIME = "CRIO_CONFIG_MODE", "RUNTIME"
 _DEPLOY = "nvidia.com/gpu.deploy.container-toolkit"
 _TEMPLATED = ("deployment", "statefulset", "daemonset")
@@ -32,23 +36,43 @@ def variables_of(toolkit: Workload) -> dict[str, str]:
 
 
 def hook_evidence(node: Node | None, toolkits: Sequence[Workload]) -> tuple[str, ...]:
-    """Return signs that the node's CRI-O injects GPUs by NVIDIA's OCI hook, so that there is no handler; () if none.
-
-    The toolkit adds handlers to CRI-O only with CRIO_CONFIG_MODE=config, which the operator sets if CDI is enabled.
-    """
+    """Return signs that the node's CRI-O injects GPUs by NVIDIA's OCI hook, so that there is no handler; () if none."""
     if node is None or runtime_kind(node) != CRIO:
         return ()
     for toolkit in toolkits:
-        env, volumes = variables_of(toolkit), toolkit.spec.host_volumes.values() if toolkit.spec is not None else ()
-        if env.get(_MODE, "hook") != "hook" or writes_for_containerd(toolkit):
+        if installs_hook(toolkit) is False or writes_for_containerd(toolkit):
             return ()
-        folder = next((path for path in volumes if path.rstrip("/").endswith(_HOOKS)), "")
-        signs = [f"{_RUNTIME}={env[_RUNTIME]}"] if _RUNTIME in env else []
+        env, folder = variables_of(toolkit), hooks_folder(toolkit)
+        signs = [f"{name}={env[name]}" for name in (_RUNTIME, _MODE) if name in env]
         signs += [f"volume {folder}"] if folder else []
-        return (f"{toolkit.subject} installs an OCI hook for CRI-O, no handler: {', '.join(signs) or f'no {_MODE}'}",)
+        does = "installs" if is_hook_certain(toolkits) else "before v1.18 installs"
+        return (f"{toolkit.subject} {does} an OCI hook for CRI-O, no handler: {', '.join(signs) or f'no {_MODE}'}",)
     if distribution_of(node) == OPENSHIFT:
         return (f"{node.subject} runs OpenShift: NVIDIA's toolkit installs an OCI hook there, no handler, without CDI",)
     return ()
+
+
+def installs_hook(toolkit: Workload) -> bool | None:
+    """Whether the toolkit installs a hook instead of handlers, by its variable or its version; None if unknown.
+
+    The operator sets the variable since 25.10: to `config`, or without CDI to `hook`.
+    """
+    mode = variables_of(toolkit).get(_MODE)
+    version = _VERSION.match(version_of(toolkit.spec)) if toolkit.spec is not None else None
+    if mode is not None or version is None:
+        return None if mode is None else mode == "hook"
+    return int(version[1]) < _FIRST_WITH_HANDLERS
+
+
+def is_hook_certain(toolkits: Sequence[Workload]) -> bool:
+    """Whether the toolkit itself shows that it installs a hook, not only the distribution."""
+    return any(installs_hook(toolkit) for toolkit in toolkits)
+
+
+def hooks_folder(toolkit: Workload | None) -> str:
+    """Return the host's folder of hooks that the toolkit mounts; '' if it mounts none."""
+    volumes = toolkit.spec.host_volumes.values() if toolkit is not None and toolkit.spec is not None else ()
+    return next((path for path in volumes if path.rstrip("/").endswith(_HOOKS)), "")
 
 
 def writes_for_containerd(toolkit: Workload) -> bool:
@@ -83,14 +107,23 @@ def _pod_again(namespace: str, name: str) -> Iterator[str]:
     yield f"Then create it without the line: `{delete} && {patch} -f {file} | kubectl create -f -`"
 
 
-def hook_steps(snapshot: Snapshot, node: Node, pods: Sequence[Pod]) -> Iterator[str]:
+def hook_steps(snapshot: Snapshot, node: Node, pods: Sequence[Pod], toolkit: Workload | None) -> Iterator[str]:
     """Yield the steps on a node whose CRI-O has NVIDIA's hook instead of a handler."""
+    if toolkit is None or installs_hook(toolkit) is None:
+        look = (
+            "`crio config` on the node: it lists NVIDIA's handler, or a folder in hooks_dir with oci-nvidia-hook.json"
+        )
+        yield f"See which of two ways NVIDIA's toolkit has prepared, by {look}. With the hook, no pod needs a class:"
     yield from without_class(snapshot, pods)
     if distribution_of(node) != OPENSHIFT:
+        folder = hooks_folder(toolkit) or "/run/containers/oci/hooks.d"
         yield (
-            "If a container then has no GPU, CRI-O does not read the hook: `crio config` on the node must list the "
-            "hook's folder in hooks_dir (the operator's: /run/containers/oci/hooks.d); then `systemctl restart crio`"
+            "If a container then has no GPU, CRI-O does not read the hook: `crio config` on the node must list "
+            f"{folder} in hooks_dir; then `systemctl restart crio`"
         )
+    if toolkit is None or installs_hook(toolkit) is None:
+        yield "If it is to be a handler, as since v1.18 of the toolkit, leave the pods as they are:"
+        yield from crio_steps(node, toolkit, "")
 
 
 def crio_steps(node: Node | None, toolkit: Workload | None, by_hand: str) -> Iterator[str]:

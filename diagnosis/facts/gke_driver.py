@@ -18,10 +18,17 @@ _MANIFESTS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-en
 
 
 def installer_steps(node: Node | None, pod: Pod) -> Iterator[str]:
-    """Yield the steps after which the node has a driver."""
+    """Yield the steps for a plugin whose init container waits for the driver."""
     yield f"Read the installer's last lines: {logs(pod.meta, '-c', INSTALLER, '--tail=20')}"
-    labels = node.meta.labels if node is not None else {}
-    if node is None or _ACCELERATOR not in labels or labels.get(_VERSION, "disabled") != "disabled":
+    if node is not None and _ACCELERATOR in node.meta.labels:
+        yield from driver_steps(node)
+
+
+def driver_steps(node: Node) -> Iterator[str]:
+    """Yield the steps after which the node has a driver, unless GKE installs it."""
+    labels = node.meta.labels
+    if labels.get(_VERSION, "disabled") != "disabled":
+        yield f"GKE itself installs this node's driver, by its label {_VERSION}: if that lasts, replace the node"
         return
     system = "ubuntu" if "ubuntu" in node.system.lower() else "cos"
     apply = command("kubectl", "apply", "-f", f"{_MANIFESTS}/{INSTALLER}/{system}/daemonset-preloaded.yaml")
@@ -29,7 +36,7 @@ def installer_steps(node: Node | None, pod: Pod) -> Iterator[str]:
         f'The node has no label {_VERSION}: its pool was made without automatic installation of the driver ("GPU '
         f"driver auto installation is disabled\"). Install it by Google's DaemonSet: {apply}"
     )
-    accelerator = f"type={labels[_ACCELERATOR]},count=COUNT,gpu-driver-version=default"
+    accelerator = f"type={labels.get(_ACCELERATOR, 'TYPE')},count=COUNT,gpu-driver-version=default"
     where = (labels.get(_POOL, "POOL"), "--cluster=CLUSTER", "--location=LOCATION", f"--accelerator={accelerator}")
     yield (
         "Or let GKE install it, with the pool's other accelerator settings kept; this creates its nodes anew: "

@@ -7,6 +7,9 @@ output of the driver's installer, of compilers and of package managers.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+
+from msgspec import Struct
 
 from diagnosis.facts.symptoms import shortened
 
@@ -45,7 +48,23 @@ _BEGIN = re.compile(
 )
 """First line of a run of a component."""
 _JSON = re.compile(r'"(msg|message|error|err)":\s*"((?:[^"\\]|\\.){0,2000})"')
+_NVRM = re.compile(r"(?:\[ *\d+\.\d+\] )?NVRM: ")
+"""Begin of each line of a message of the kernel module."""
+_SEARCHED = 16384
 _FATAL_RANK, _ERROR_RANK, _TELLING_RANK, _CONSEQUENCE_RANK, _OTHER = range(5)
+
+
+class Hint(Struct, frozen=True):
+    """Fix for messages that match a pattern, as a step of a remedy."""
+
+    pattern: str
+    fix: str
+
+
+def fix_of(texts: str, hints: Iterable[Hint]) -> str:
+    """Return the first fix for these texts; '' if they contain no known message. A line end counts as a space."""
+    message = " ".join(_NVRM.sub("", texts).split())[-_SEARCHED:]
+    return next((each.fix for each in hints if re.search(each.pattern, message, re.IGNORECASE)), "")
 
 
 def telling_lines(log: str, *, ended: bool) -> tuple[str, ...]:

@@ -118,7 +118,10 @@ def runtime_steps(node: Node) -> Iterator[str]:
     if distribution in (TALOS, BOTTLEROCKET):
         yield "Its files can't be changed by hand: correct the machine's settings, or reboot or replace the node"
         return
-    template = f"{data}/agent/etc/containerd/config.toml, and the template beside it that it is made from"
+    template = (
+        f"{data}/agent/etc/containerd/config.toml is made from the template beside it (config.toml.tmpl, "
+        "config-v3.toml.tmpl); move away one that NVIDIA's toolkit wrote there"
+    )
     yield f"Check its configuration, above all what was changed last: {template if data else _CONFIGURATIONS[kind]}"
     restart = f"snap restart {units[0].removeprefix('snap.')}" if units[0].startswith("snap.") else _restart(units)
     yield f"Correct the file that is at fault; then `{restart}`: the kubelet recovers on its own, without a restart"

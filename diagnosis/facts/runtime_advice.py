@@ -82,6 +82,8 @@ class RuntimeFiles(Struct, frozen=True):
         return {**kept, **{name: value for name, value in own.items() if value}}
 
 
+_FROM_FILE = (("RUNTIME_CONFIG_SOURCE", "file"),)
+"""Variable with which the toolkit reads containerd's file itself, not its output in containerd's newest version."""
 _FILES = {
     # k3s and RKE2 write their own file at each start, with NVIDIA's handler if they find its program. The file that the
     # toolkit writes does not matter, but which of the node's containerds it restarts does.
@@ -94,7 +96,7 @@ _FILES = {
         (("RUNTIME_EXECUTABLE_PATH", "/var/lib/k0s/bin/containerd"),),
     ),
     # Its containerd imports no drop-in of the toolkit: NVIDIA/gpu-operator issues 1577 and 1679.
-    GKE: RuntimeFiles("", "", "GKE, by its version", (("RUNTIME_CONFIG_SOURCE", "file"),)),
+    GKE: RuntimeFiles("", "", "GKE, by its version", _FROM_FILE),
     MICROK8S: RuntimeFiles(
         "/var/snap/microk8s/current/args/containerd-template.toml",
         "/var/snap/microk8s/common/run/containerd.sock",
@@ -199,7 +201,7 @@ def fix_steps(
     if finding is not None and finding.reason not in _BY_CONFIGURING:
         yield f"Check the fault on the node itself: {explain(finding.reason)}"
     if example is not None and hook_evidence(example, toolkits(snapshot)):
-        yield from hook_steps(snapshot, example, pods)
+        yield from hook_steps(snapshot, example, pods, next(iter(toolkits(snapshot)), None))
         return
     yield from _handler_steps(snapshot, node, finding, others)
     if runtime_kind(example) == DOCKER and pods:
@@ -232,6 +234,30 @@ def _handler_steps(
 def _is_fixed(node: Node | None) -> bool:
     """Whether the toolkit can't configure the node: its runtime's files can't be changed, or it has Docker."""
     return node is not None and (runtime_kind(node) == DOCKER or distribution_of(node) in (BOTTLEROCKET, TALOS))
+
+
+def keep_version(snapshot: Snapshot, node: Node) -> Iterator[str]:
+    """Yield the step after which the operator's toolkit writes no file that containerd 2 refuses."""
+    toolkit = next(iter(toolkits(snapshot)), None)
+    own_file = distribution_of(node) in (K3S, RKE2, K0S, MICROK8S, TALOS, BOTTLEROCKET)
+    if toolkit is None or own_file or not node.runtime.startswith("containerd://2."):
+        return
+    policy = next((one.toolkit_env for one in snapshot.cluster_policies), {})
+    values = RuntimeFiles("", "", more=_FROM_FILE).values(policy)
+    yield (
+        "If the journal says that a drop-in's version is higher than that of the root config, the operator's toolkit "
+        f"wrote it: let it keep the file's version, {set_toolkit_env(snapshot, toolkit.meta.namespace, values)}, and "
+        f"move its file away on {node.name}: `mv /etc/containerd/conf.d/99-nvidia.toml /root/ && systemctl restart "
+        "containerd`"
+    )
+
+
+def set_target(snapshot: Snapshot, node: Node | None, namespace: str) -> Iterator[str]:
+    """Yield the step that sets the operator's toolkit to the runtime of the node's kubelet, if that is known."""
+    should, policy = where_it_should_write(node, None), next(iter(snapshot.cluster_policies), None)
+    if should is not None:
+        values = should.values(policy.toolkit_env if policy is not None else {})
+        yield f"Set the toolkit to the kubelet's runtime: {set_toolkit_env(snapshot, namespace, values)}"
 
 
 def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None) -> Iterator[str]:

@@ -24,6 +24,7 @@ from tests.diagnosis.states import (
     event,
     judged,
     node,
+    obj,
     pod,
     results,
     snapshot,
@@ -236,3 +237,58 @@ def test_a_dra_driver_is_known_by_its_old_and_new_names(
     seen = snapshot(daemon(name, labels=labels, selector={}, spec={"containers": [{"name": "gpus", "image": image}]}))
 
     assert [component.role for component in components(seen)] == ([role] if role is not None else [])
+
+
+NO_LIBRARY = "E1127 10:00:00.000000 1 factory.go:1] Incompatible strategy detected auto"
+
+
+@pytest.mark.parametrize(
+    ("state", "classes", "first"),
+    [
+        ({}, [obj("RuntimeClass", "nvidia", handler="nvidia")], "It names no RuntimeClass"),
+        ({}, [], "Create a RuntimeClass with the name and the handler nvidia"),
+        ({"handlers": ("", "runc")}, [obj("RuntimeClass", "nvidia", handler="nvidia")], "nvidia-ctk runtime configure"),
+    ],
+    ids=["class", "no class", "no handler"],
+)
+def test_plugin_that_was_installed_alone_gets_nvidias_class(state: Object, classes: list[Object], first: str) -> None:
+    logs = {(f"pod/{NAMESPACE}/{PLUGIN}-a", f"{PLUGIN}-ctr"): NO_LIBRARY}
+    alone = [gpu_node("a", **state), daemon(PLUGIN, ready=0), crashing(PLUGIN, "a"), *classes]
+    (problem,) = judged(*alone, logs=logs).problems
+    steps = problem.found.steps
+
+    assert problem.found.cause.name == "DevicePluginNotReady"
+    assert first in steps[1]
+    assert f"patch daemonset {PLUGIN} --type=merge" in " ".join(steps)
+
+
+def test_plugin_on_cri_o_gets_no_class() -> None:
+    logs = {(f"pod/{NAMESPACE}/{PLUGIN}-a", f"{PLUGIN}-ctr"): NO_LIBRARY}
+    crio = gpu_node("a", runtime="cri-o://1.33.1", handlers=None)
+    (problem,) = judged(crio, daemon(PLUGIN, ready=0), crashing(PLUGIN, "a"), logs=logs).problems
+
+    assert "runtimeClassName" not in " ".join(problem.found.steps)
+
+
+def test_old_driver_in_use_is_freed_by_moving_the_pods_that_use_it() -> None:
+    text = "level=fatal msg=failed to uninstall nvidia driver components: resource temporarily unavailable"
+    logs = {(f"pod/{NAMESPACE}/{DRIVER}-a", f"{DRIVER}-ctr"): text}
+    work = pod("serve-0", 1, on="a", owner=("ReplicaSet", "serve"))
+    (problem,) = judged(*with_pods([crashing(DRIVER, "a")], (A,)), work, logs=logs).problems
+    steps = " ".join(problem.found.steps)
+
+    order = ("`kubectl cordon a`", "`kubectl -n team delete pod serve-0`", "reboot the node", "`kubectl uncordon a`")
+    assert sorted(order, key=steps.index) == list(order)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_pod_whose_next_container_was_never_created_is_deleted(ended: bool) -> None:
+    last = {"terminated": terminated(0, "Completed", minutes=500)} if ended else waiting("PodInitializing")["state"]
+    stuck = operand(PLUGIN, "a", phase="Pending", states=[waiting("PodInitializing", name=f"{PLUGIN}-ctr")])
+    stuck["status"]["initContainerStatuses"] = [
+        {"name": "toolkit-validation", "ready": ended, "restartCount": 0, "state": last},
+        waiting("PodInitializing", name="config-manager-init"),
+    ]
+    (problem,) = judged(*with_pods([stuck], (A,))).problems
+
+    assert (f"`kubectl -n {NAMESPACE} delete pod {PLUGIN}-a`" in problem.found.steps[0]) is ended

@@ -28,8 +28,9 @@ HOOKS = {"name": "crio-hooks", "hostPath": {"path": "/run/containers/oci/hooks.d
 CONTAINERDS = {"name": "containerd-config", "hostPath": {"path": "/etc/containerd"}}
 
 
-def toolkit(*volumes: Object, **env: str) -> Object:
-    main = container("toolkit", 0, env=[{"name": name, "value": value} for name, value in env.items()])
+def toolkit(*volumes: Object, tag: str = "v1.17.5-ubuntu20.04", **env: str) -> Object:
+    image = f"registry.example/container-toolkit:{tag}"
+    main = container("toolkit", 0, image=image, env=[{"name": name, "value": value} for name, value in env.items()])
     spec = {"template": {"spec": {"containers": [main], "volumes": [HOOKS, *volumes]}}}
     status = {"desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberReady": 1}
     return obj("DaemonSet", TOOLKIT, "gpu-operator", metadata={"labels": {"app": TOOLKIT}}, spec=spec, status=status)
@@ -44,9 +45,8 @@ def held(text: str = NOT_FOUND, **changes: Any) -> list[Object]:
 HOOK_MODE: list[tuple[str, Object, list[Object], bool]] = [
     ("the operator's hook", CRIO, [toolkit(RUNTIME="crio")], True),
     ("the operator's hook on OpenShift", OPENSHIFT, [toolkit(RUNTIME="crio")], False),
-    ("the operator's hook by name", CRIO, [toolkit(RUNTIME="crio", CRIO_CONFIG_MODE="hook")], True),
+    ("the operator's hook by name", CRIO, [toolkit(RUNTIME="crio", CRIO_CONFIG_MODE="hook", tag="v1.19.1")], True),
     ("a toolkit that says nothing", CRIO, [toolkit()], True),
-    ("OpenShift without a visible toolkit", OPENSHIFT, [], False),
     ("k3s with the operator's hook", K3S, [toolkit(RUNTIME="crio")], True),
 ]
 
@@ -65,6 +65,20 @@ def test_pod_on_a_node_with_the_hook_needs_no_class(changes: Object, others: lis
     assert OF_CONTAINERD.search(str((found.evidence, found.steps))) is None
 
 
+@pytest.mark.parametrize(
+    ("changes", "others"),
+    [(OPENSHIFT, []), (OPENSHIFT, [toolkit(tag="edge")]), (CRIO, [toolkit(RUNTIME="crio", tag="edge")])],
+    ids=["no toolkit is visible", "no version on OpenShift", "no version"],
+)
+def test_unknown_way_of_the_toolkit_gets_the_steps_of_both(changes: Object, others: list[Object]) -> None:
+    (problem,) = judged(node("a", **changes), *held(), *others).problems
+    steps = " ".join(problem.found.steps)
+
+    assert problem.found.certainty is Certainty.LIKELY
+    assert steps.index("See which") < steps.index(TAKE_OUT) < steps.index("/etc/crio/crio.conf.d")
+    assert OF_CONTAINERD.search(steps) is None
+
+
 HANDLERS: list[tuple[str, Object, list[Object], tuple[str, ...]]] = [
     (
         "by hand",
@@ -77,6 +91,7 @@ HANDLERS: list[tuple[str, Object, list[Object], tuple[str, ...]]] = [
         *("the operator with handlers", OPENSHIFT, [toolkit(RUNTIME="crio", CRIO_CONFIG_MODE="config")]),
         (f"logs daemonset/{TOOLKIT}", "oc debug node/a -- chroot /host systemctl restart crio"),
     ),
+    ("a toolkit from 1.18 on", CRIO, [toolkit(RUNTIME="crio", tag="v1.18.1")], (f"logs daemonset/{TOOLKIT}",)),
     (
         *("the operator for containerd", CRIO, [toolkit(CONTAINERDS, RUNTIME="containerd")]),
         ("`kubectl label node a nvidia.com/gpu.deploy.container-toolkit=false --overwrite`", "--runtime=crio"),
@@ -147,7 +162,7 @@ def test_workload_gets_a_patch_and_a_job_is_created_again() -> None:
     made = obj("ReplicaSet", "serve-1", "team", metadata={"ownerReferences": [_owner("Deployment", "serve")]})
     deployment = obj("Deployment", "serve", "team", spec={"template": {"spec": {"containers": []}}})
     steps = judged(node("a", **OPENSHIFT), *owned, made, deployment).problems[0].found.steps
-    assert "kubectl -n team patch deployment serve --type=json" in steps[1]
+    assert "kubectl -n team patch deployment serve --type=json" in " ".join(steps)
 
     once = held(owner=("Job", "train"))
     job = obj("Job", "train", "team", spec={"template": {"spec": {"containers": []}}})

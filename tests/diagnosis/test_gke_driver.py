@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.diagnosis.states import Object, ago, container, judged, node, pod, results, waiting
+from tests.diagnosis.states import Object, ago, container, event, judged, node, pod, results, waiting
 
 PLUGIN, INSTALLER = "nvidia-gpu-device-plugin-small-cos", "nvidia-driver-installer"
 POOL = {"cloud.google.com/gke-accelerator": "nvidia-l4", "cloud.google.com/gke-nodepool": "gpus"}
@@ -44,6 +44,26 @@ def test_pool_without_automatic_installation_gets_a_driver(system: str, manifest
     assert "node-pools update gpus " in found
     assert "type=nvidia-l4,count=COUNT,gpu-driver-version=default" in found
     assert "describe" not in found
+
+
+def test_missing_folder_of_the_driver_is_a_driver_that_is_not_installed() -> None:
+    waits = pod(
+        f"{PLUGIN}-x",
+        *(0,),
+        on="a",
+        namespace="kube-system",
+        labels={"k8s-app": "nvidia-gpu-device-plugin"},
+        owner=("DaemonSet", PLUGIN),
+        phase="Pending",
+        states=[waiting("ContainerCreating")],
+    )
+    text = 'MountVolume.SetUp failed for volume "nvidia" : hostPath type check failed: '
+    failed = event(waits, "FailedMount", f"{text}/home/kubernetes/bin/nvidia is not a directory", count=9)
+    (problem,) = judged(node("a", None, labels=POOL, kubelet="v1.33.4-gke.100", system=COS), waits, failed).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == ("DriverNotLoaded", "node/a")
+    assert "daemonset-preloaded.yaml`" in problem.found.steps[0]
+    assert "modprobe" not in " ".join(problem.found.steps)
 
 
 def test_pool_with_automatic_installation_has_only_its_log() -> None:

@@ -70,3 +70,21 @@ def test_node_with_its_profiles_is_no_fault() -> None:
     bound = pod("slice", on="a", containers=[container(resources={SLICE: "1"})])
 
     assert not results(judged(sliced, *MANAGER, bound))
+
+
+def test_manager_that_gave_up_is_restarted() -> None:
+    log = {
+        (f"pod/{NAMESPACE}/{MIG_MANAGER}-a", f"{MIG_MANAGER}-ctr"): 'level=error msg="timed out"\nWaiting for change'
+    }
+    wedged = labelled("all-1g.10gb", "pending")
+    wedged["metadata"]["labels"]["nvidia.com/gpu.deploy.dcgm"] = "paused-for-mig-change"
+    (problem,) = judged(wedged, *MANAGER, WAITS, logs=log).problems
+
+    assert problem.found.cause.name == "MigConfigPending"
+    assert "node/a: paused-for-mig-change are dcgm" in problem.found.evidence
+    assert 'its log: level=error msg="timed out"' in problem.found.evidence
+    assert f"`kubectl -n {NAMESPACE} delete pod {MIG_MANAGER}-a`" in problem.found.steps[-1]
+
+
+def test_change_of_profiles_that_nothing_waits_for_is_no_fault() -> None:
+    assert not results(judged(labelled("all-1g.10gb", "pending"), *MANAGER))

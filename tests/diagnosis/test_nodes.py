@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.diagnosis.component_states import TOOLKIT, operator
 from tests.diagnosis.states import Object, ago, condition, consequences, event, judged, node, obj, pod, results, waiting
 
 SILENT = "Unknown"
@@ -169,3 +170,20 @@ def test_steps_for_an_unready_node_are_for_the_part_that_fails(state: Object, fi
     assert last in steps[-1]
     other = {"containerd.sock", "systemctl restart containerd"} if "cri-o" in str(state) else {"crio"}
     assert not any(word in " ".join(steps) for word in other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_toolkit"),
+    [
+        ({"runtime": "containerd://2.3.2"}, True),
+        ({"runtime": "containerd://1.7.28"}, False),
+        ({"runtime": "containerd://2.1.5-k3s1", "kubelet": "v1.34.1+rke2r1"}, False),
+        ({"runtime": "cri-o://1.33.1"}, False),
+    ],
+)
+def test_toolkit_keeps_the_version_of_the_file_that_containerd_2_reads(changes: Object, by_toolkit: bool) -> None:
+    (problem,) = judged(*operator(unready(DOWN, **changes), only=(TOOLKIT,))).problems
+    steps = problem.found.steps
+
+    assert problem.found.cause.name == "NodeNotReady"
+    assert ("RUNTIME_CONFIG_SOURCE" in steps[-1] and "99-nvidia.toml /root/" in steps[-1]) is by_toolkit

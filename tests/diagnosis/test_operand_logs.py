@@ -193,6 +193,22 @@ FIXES = [
         'level=error msg="unable to dial: dial unix /runtime/sock-dir/containerd.sock: no such file"',
         "CONTAINERD_SOCKET",
     ),
+    (
+        TOOLKIT,
+        'level=fatal msg="unable to load config: (6, 21): unexpected token: keys cannot contain { character"',
+        "template of k3s",
+    ),
+    (
+        VALIDATOR,
+        "Failed to allocate device vector A (error code forward compatibility was attempted on non supported HW)!",
+        "newer driver",
+    ),
+    (VALIDATOR, "(error code CUDA-capable device(s) is/are busy or unavailable)!", "WITH_WORKLOAD=false"),
+    (
+        DRIVER,
+        "WARNING: RHCOS '418.94' imagetag missing, using entitlement-based fallback\nError: Unable to find a match: x",
+        "OSTREE_VERSION",
+    ),
     (TOOLKIT, 'level=error msg="mkdir /usr/local/nvidia: read-only file system"', "toolkit.installDir"),
     (TOOLKIT, 'level=error msg="open /etc/containerd/config.toml: permission denied"', "SELinux"),
     (DRIVER, "nv.c:7:3: error: implicit declaration of function 'f'\n" + STANDING, COMPILE),
@@ -293,6 +309,7 @@ WAITS = [
     ("chroot: failed to run command 'nvidia-smi': No such file\ncommand failed, retrying after 5 seconds", "/usr/bin/"),
     ("WARN[0005] failed to validate the driver, retrying after 5 seconds", "/usr/bin/nvidia-smi"),
     ('level=info msg="No pre-installed driver detected on the host: exit status 14"', "infoROM"),
+    ("No devices were found\ncommand failed, retrying after 5 seconds", "kernelModuleType=open"),
     ("waiting for nvidia container stack to be setup", "check the driver pod there"),
 ]
 
@@ -305,3 +322,12 @@ def test_init_container_that_waits_shows_its_log(log: str, fix: str) -> None:
 
     assert fix in problem.found.remedy[0]
     assert f"its log: {log.splitlines()[0]}" in problem.found.evidence
+
+
+def test_lost_gpu_in_a_log_that_repeats_begins_with_a_cordon() -> None:
+    waits = operand(VALIDATOR, "a", stands_at="driver-validation")
+    state = [entry for entry in operator(A) if entry["metadata"]["name"] != waits["metadata"]["name"]]
+    log = "Unable to determine the device handle for GPU 0000:03:00.0: Unknown Error"
+    (problem,) = judged(*state, waits, logs={(f"pod/{NAMESPACE}/{VALIDATOR}-a", "driver-validation"): log}).problems
+
+    assert "`kubectl cordon a`" in problem.found.steps[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from diagnosis.model import Certainty
@@ -60,7 +62,7 @@ ENGINE = pod("dcgm-server-k2", 0, on="a", namespace="kube-system", owner=("Daemo
 ELSEWHERE = pod("eks-node-monitoring-agent-b9", 0, on="b", namespace="kube-system")
 
 
-def reporting(entry: tuple[str, str, str, str], **changes: dict[str, str]) -> Object:
+def reporting(entry: tuple[str, str, str, str], **changes: Any) -> Object:
     return gpu_node("a", conditions=[condition(*entry)], **changes)
 
 
@@ -107,3 +109,19 @@ def test_agents_record_speaks_against_a_fault() -> None:
     inventory = {"pci": 8, "nvml": 8}
     record = recorded(status="pass", severity="PASS", inventory=inventory)
     assert judged(reporting(COULD_NOT[0], annotations=record)).problems[0].found.certainty is Certainty.PROVEN
+
+
+@pytest.mark.parametrize("cordoned", [True, False])
+def test_report_that_asks_for_no_repair_ends_with_the_cordon(cordoned: bool) -> None:
+    text = "ErrorCode:DCGM_FR_XID_ERROR GPU:4 Detected XID 31 for GPU 4 Recommended Action=NONE;"
+    entry = reporting(("GpuMemWatch", "True", "GpuMemWatchIsNotHealthy", text), cordoned=cordoned)
+    (problem,) = judged(entry).problems
+
+    assert problem.found.cause.name == "NodeReportsGpuFault"
+    assert ("`kubectl uncordon a`" in problem.found.steps[-1]) is cordoned
+
+
+def test_monitor_of_nvsentinel_clears_its_condition_itself() -> None:
+    own, eks = (judged(reporting(COULD_NOT[at])).problems[0].found.steps for at in (4, 0))
+    assert ("NVSentinel then lifts its cordon" in own[1], "EKS" in own[0]) == (True, False)
+    assert ("keep the condition until it is restarted" in eks[1], "EKS" in eks[0]) == (True, True)

@@ -199,3 +199,84 @@ def test_fix_of_a_failed_injection_depends_on_its_error(words: str, step: str) -
     (problem,) = judged(node("a"), stuck).problems
 
     assert any(step in text for text in problem.found.remedy)
+
+
+HOOK = f"{OCI}error running hook #0: exit status 1, stdout: , stderr: Auto-detected mode\nnvidia-container-cli: "
+NO_FILE = f"{OCI}fork/exec /usr/bin/nvidia-container-runtime: no such file or directory: unknown"
+DEBIAN = "ErrImagePull: failed to resolve image: nvcr.io/nvidia/driver:580.105.08-debian13: not found"
+NO_NAME = 'Failed to apply default image tag "/:570.172.08-rhel9.6": invalid reference format'
+FIXES = [
+    (
+        "StartError",
+        "",
+        f"{HOOK}mount error: failed to add device rules: unable to load program",
+        "update it there",
+    ),
+    ("StartError", "", f"{HOOK}container error: cgroup subsystem devices not found: unknown", "update it there"),
+    ("StartError", "", f"{HOOK}initialization error: cuda error: unknown error: unknown", "`nvidia-modprobe -u -c=0`"),
+    (
+        "StartError",
+        "",
+        f"{HOOK}mount error: file creation failed: /x/libcuda.so: file exists",
+        "build it without",
+    ),
+    ("StartError", "", f"{HOOK}ldcache error: process /sbin/ldconfig terminated with signal 9", "mode=cdi"),
+    ("StartError", "", "context deadline exceeded: unknown", "`timeout 20 nvidia-smi`"),
+    ("StartError", "Amazon Linux 2023.8", NO_FILE, "AL2023_x86_64_NVIDIA"),
+    ("StartError", "Ubuntu 24.04", NO_FILE, "Reinstall the toolkit"),
+    (
+        *("CreateContainerError", "", 'path "/run/nvidia" is mounted on "/run" but it is not a shared mount'),
+        "`mount --make-rshared /`",
+    ),
+    (
+        *(
+            "CreateContainerError",
+            "",
+            "error executing hook `/usr/local/nvidia/nvidia-cdi-hook` (exit code: 1)",
+        ),
+        "4.18.24",
+    ),
+    ("ImagePullBackOff", "", DEBIAN, "driver.enabled=false"),
+    ("InvalidImageName", "", NO_NAME, "driver.repository"),
+    ("ImagePullBackOff", "", "registry.example/train:1: not found", "Correct the image's name"),
+]
+
+
+@pytest.mark.parametrize(("reason", "system", "text", "fix"), FIXES, ids=[row[2][-50:] for row in FIXES])
+def test_message_of_a_container_gives_its_fix(reason: str, system: str, text: str, fix: str) -> None:
+    (problem,) = judged(node("a", system=system), JOB, held(waiting(reason, text))).problems
+    assert fix in problem.found.steps[0]
+
+
+def test_memory_limit_is_raised_only_where_it_is_set() -> None:
+    killed = waiting("RunContainerError", f"{HOOK}ldcache error: process /sbin/ldconfig terminated with signal 9")
+    small = container("main", 1, resources={"memory": "20Mi"})
+    (problem,) = judged(node("a"), JOB, held(killed, containers=[small])).problems
+
+    assert "Raise the container's memory limit" in problem.found.steps[0]
+
+
+UNRESOLVED = f"{OCI}could not apply required modification to OCI specification: unresolvable CDI devices "
+
+
+@pytest.mark.parametrize(
+    ("device", "runtime_class", "words"),
+    [
+        ("management.nvidia.com/gpu=GPU-e7", "nvidia-cdi", "Take the line runtimeClassName out"),
+        ("management.nvidia.com/gpu=0", "", "--vendor=management.nvidia.com"),
+        ("k8s.device-plugin.nvidia.com/gpu=GPU-e7", "", "Restart the device plugin"),
+        ("k8s.gpu.nvidia.com/claim=x", "", "The DRA driver writes"),
+        ("nvidia.com/gpu=0", "", "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"),
+        ("example.com/gpu=0", "", "restart the device plugin, the toolkit's pod"),
+    ],
+)
+def test_unresolved_device_is_fixed_by_the_program_that_describes_it(
+    device: str, runtime_class: str, words: str
+) -> None:
+    stuck = held(waiting("RunContainerError", f"{UNRESOLVED}{device}: unknown"))
+    stuck["spec"]["runtimeClassName"] = runtime_class
+    (problem,) = judged(node("a"), JOB, stuck).problems
+    steps = " ".join(problem.found.steps)
+
+    assert words in steps
+    assert ("runtimeClassName" in steps) is bool(runtime_class)

@@ -148,8 +148,8 @@ def _bind(claim: VolumeClaim, message: str) -> Iterator[str]:
     anew = "delete the claim and create it again, because its class can't be changed"
     if claim.phase == _LOST:
         yield (
-            f"Its volume {claim.volume} was deleted. If its storage exists, create a PersistentVolume of that name with "
-            "`claimRef` to this claim and its uid."
+            f"Its volume {claim.volume} was deleted. If its storage exists, create a PersistentVolume of that name, "
+            "with `claimRef` to this claim and its uid."
         )
         yield f"If it is gone, so is the data: {_ANEW}, and restore the data from a backup."
     elif not name:
