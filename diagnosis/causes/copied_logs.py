@@ -65,7 +65,8 @@ def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
     for subject, log in snapshot.other_logs.items():
         known = known_in(log)
         if known is not None:
-            yield FoundCause(known.cause, subject, (f"log: {known.quote}",), certainty=Certainty.LIKELY)
+            fix = crashing.fix_in(known) or known.cause.remedy
+            yield FoundCause(known.cause, subject, (f"log: {known.quote}",), (fix,), certainty=Certainty.LIKELY)
     for subject, findings in snapshot.kernel_findings.items():
         faults = [finding for finding in findings if finding.severity != Severity.MONITOR.name]
         yield _of_kernel(KERNEL_FAULT if faults else KERNEL_NOTICE, subject, faults or list(findings))

@@ -107,7 +107,7 @@ COMPONENT_TEXTS = tuple(
     (cause, replace(text, sources=_BY_PROBES)) for cause, text in texts_in(TextSource.LOG, _OF_NODES)
 )
 """Texts in the logs of components, or in events about their probes: errors of the node on which they run."""
-_MISMATCH = re.compile(r"driver combination|DRIVER_?MISMATCH", re.IGNORECASE)
+_MISMATCH = re.compile(r"driver combination|DRIVER_?MISMATCH|DSO version", re.IGNORECASE)
 """Text of CUDA error 803."""
 _PROBE_EVENT = re.compile(
     r"(?P<failed>startup|liveness) probe (?:failed|errored)"
@@ -115,6 +115,9 @@ _PROBE_EVENT = re.compile(
     re.IGNORECASE,
 )
 """Messages of the events Unhealthy and Killing."""
+_REFUSED = re.compile(r"probe failed: HTTP probe failed with statuscode: (40[0-6])\b", re.IGNORECASE)
+"""Answer of a program that serves, and does not know the probe's request."""
+_LATE = re.compile(r"liveness probe (?:failed|errored)[^\n]{0,300}(?:Timeout|deadline|timed out)", re.IGNORECASE)
 _TERMINATED_WORDS = re.compile(r"KeyboardInterrupt: terminated|\bSIGTERM\b|\bsignal 15\b")
 """Words of a program that ends on SIGTERM with an exit code of its own, as vLLM does."""
 _NO_DRIVER = re.compile(r"insufficient", re.IGNORECASE)
@@ -425,18 +428,25 @@ def _remedy(snapshot: Snapshot, crash: _Crash) -> Iterator[str]:
     if cause is HARDWARE:
         yield from _of_hardware(snapshot, crash, node)
     elif cause is PROBE:
-        yield _probe_remedy(crash)
+        yield _probe_remedy(snapshot, crash)
     elif cause is FABRIC and node is not None:
         yield from fabric_steps(snapshot, node)
     elif cause is GPU_MEMORY and (crash.pod.shares or "HAMI" in crash.known.quote.upper()):
         yield _more_memory(crash.pod)
     else:
-        message = f"{node.kernel if node is not None else ''}: {crash.known.quote}"
-        yield fix_of(cause.name, message) or _by_component(snapshot, crash) or cause.remedy
+        system = node.kernel if node is not None else ""
+        yield fix_in(crash.known, system) or _by_component(snapshot, crash) or cause.remedy
     if keeps_off:
         yield from let_in(snapshot, crash.pod.spec.node)
     previous = ("--previous",) if crash.state.ended is None else ()
     yield f"Read its last log lines: {logs(crash.pod.meta, '-c', crash.state.name, '--tail=100', *previous)}"
+
+
+def fix_in(known: Recognised, system: str = "") -> str:
+    """Return the fix of the error in the text, of its quoted line or of another line about the same cause."""
+    lines = (line for line in known.symptom.text.splitlines() if any(text.search(line) for text in known.cause.texts))
+    fixes = (fix_of(known.cause.name, f"{system}: {line}") for line in (known.quote, *lines))
+    return next(filter(None, fixes), "")
 
 
 def _of_hardware(snapshot: Snapshot, crash: _Crash, node: Node | None) -> Iterator[str]:
@@ -446,24 +456,36 @@ def _of_hardware(snapshot: Snapshot, crash: _Crash, node: Node | None) -> Iterat
         return
     if node is not None and node.faults:
         yield f"See the action for {node.faults[0].reason} on {node.subject}: {explain(node.faults[0].reason)}"
+    if "device handle" in crash.known.quote:
+        yield (
+            "Run `nvidia-smi -L` on the node: if it lists that GPU, only the container has lost it, and creating the "
+            "pod again suffices."
+        )
     yield (
         "Then end the pods that use the GPU and reset it (`nvidia-smi --gpu-reset -i GPU`), or reboot the node; if the "
         "error recurs, replace the GPU. The Xid in the node's kernel log names the fault: `dmesg | grep -i xid`."
     )
 
 
-def _probe_remedy(crash: _Crash) -> str:
+def _probe_remedy(snapshot: Snapshot, crash: _Crash) -> str:
     found = _PROBE_EVENT.search(crash.known.quote)
     kind = ((found["failed"] or found["kills"]) if found is not None else "liveness").lower()
     container = next((each for each in crash.pod.spec.containers if each.name == crash.state.name), None)
     probe = container and (container.startup if kind == "startup" else container.liveness)
     now = f" It has now {probe}." if probe else ""
+    answers = " ".join(event.message for event in snapshot.events_of(crash.pod))
+    if refused := _REFUSED.search(answers):
+        return (
+            f"The program answers the {kind} probe with {refused[1]}: correct the probe's path, port or headers of "
+            f"container {crash.state.name} in the template of {crash.subject}."
+        )
     if kind == "startup":
         return (
             f"Raise failureThreshold of the startupProbe of container {crash.state.name} in the template of "
             f"{crash.subject}, until failureThreshold x periodSeconds is longer than the program loads.{now}"
         )
-    return f"{PROBE.remedy}{now}"
+    late = " It answered too late: if it had loaded, raise the probe's timeoutSeconds." if _LATE.search(answers) else ""
+    return f"{PROBE.remedy}{now}{late}"
 
 
 def _by_component(snapshot: Snapshot, crash: _Crash) -> str:

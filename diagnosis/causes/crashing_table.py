@@ -19,6 +19,12 @@ from diagnosis.facts.symptoms import GATE_WORDS
 from diagnosis.model import CauseSeverity, Family, Link, failing
 
 _CUDA = "CUDA driver API, CUresult"
+_OF_A_PROTOCOL = r"Failed to initialize (?:rdma|sendrecv) protocol"
+"""Message of aws-ofi-nccl before it tries the other protocol."""
+_HARMLESS = (
+    rf"Missing \"|MSCCL|NET/IB ?: (?:No device found|Got async event)|NET/OFI {_OF_A_PROTOCOL}|\[Service thread\]"
+)
+"""Warnings of NCCL in logs of jobs that work, and of processes that end."""
 _running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
 DRIVER_TOO_OLD = _running(
     "CudaNewerThanDriver",
@@ -28,7 +34,8 @@ DRIVER_TOO_OLD = _running(
     failing(
         r"driver version is insufficient for CUDA runtime|NVIDIA driver on your system is too old"
         r"|forward compatibility was attempted on non supported|unsupported (?:PTX|toolchain)"
-        r"|built for NVIDIA Driver Release[^\n]{0,100}compatibility mode is UNAVAILABLE",
+        r"|built for NVIDIA Driver Release[\s\S]{0,120}?compatibility mode is UNAVAILABLE"
+        r"|kernel version \S{1,20} does not match DSO version|undefined symbol: (?-i:cu[A-Z])",
         _CUDA,
     ),
     severity=CauseSeverity.HIGH,
@@ -42,7 +49,9 @@ WRONG_ARCHITECTURE = _running(
     failing(
         r"no kernel image is available|is not compatible with the current PyTorch installation"
         r"|engine plan file is generated on an incompatible device|only supported on GPUs with compute capability"
-        r"|only supports \w{1,20} GPUs or newer|Value 'sm_\d{2,3}' is not defined",
+        r"|only supports \w{1,20} GPUs or newer|Value 'sm_\d{2,3}[af]?' is not defined|requires GPUs with sm_?\d"
+        r"|not supported (?:for the current GPU|in this architecture)|no longer supports this GPU|but was built for sm"
+        r"|doesn't support bf16/gpu",
         "CUDA, PyTorch, TensorRT, vLLM, FlashAttention",
     ),
     severity=CauseSeverity.HIGH,
@@ -56,8 +65,12 @@ GPU_MEMORY = _running(
         r"(?:torch|cupy)\.[\w.]{0,40}OutOfMemoryError|Failed to allocate CUDA memory|Error Code 2: OutOfMemory"
         r"|Device \d{1,3} OOM|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
         r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
-        r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU",
-        "PyTorch, JAX, TensorFlow, TensorRT, vLLM, cuBLAS, HAMi",
+        r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU"
+        r"|(?:larger than|stored in)(?: the)?(?: available| maximum)? KV cache|Error in memory profiling\. Initial"
+        r"|Not enough memory\. Please try to \w{1,8} --mem-fraction-static"
+        r"|(?:fail|un)\w{1,4} to allocate CUDA\d{0,2} buffer"
+        r"|Out of memory error on GPU|Available memory of \d{1,16} is smaller than requested bytes",
+        "PyTorch, JAX, TensorFlow, TensorRT, vLLM, SGLang, llama.cpp, ONNX Runtime, cuBLAS, HAMi",
     ),
     *reported("GpuMemoryExhausted"),
     source="`CUDA out of memory`; the kernel's OOM killer is not involved",
@@ -74,19 +87,23 @@ SHARED_MEMORY = _running(
     "Mount an emptyDir with `medium: Memory` at /dev/shm.",
     failing(
         r"insufficient shared memory|unable to (?:open|allocate) shared memory|\bBus error\b"
-        r"|error while creating shared memory segment|No space left on device[^\n]{0,40}/dev/shm",
+        r"|error while creating shared memory segment|failed to extend /dev/shm"
+        r"|No space left on device[^\n]{0,40}/dev/shm"
+        r"|unable to (?:write to|mmap \d{1,16} bytes from) (?:the )?file </?torch_",
         "PyTorch's DataLoader, NCCL",
     ),
     source="PyTorch's DataLoader and NCCL exchange data there",
 )
 PROGRAM = _running(
     "ProgramFaultOnGpu",
-    "The program made an invalid access on the GPU, or an invalid call; no finding on its node blames the GPU.",
+    "The program made an invalid access or call on the GPU, or wants more GPUs than it has; no finding on its node "
+    "blames the GPU.",
     "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
     failing(
         r"illegal memory access|device-side assert|unspecified launch failure|misaligned address"
-        r"|invalid device ordinal",
-        _CUDA,
+        r"|invalid device ordinal|larger than the number of available GPUs|number of required GPUs exceeds"
+        r"|invalid or unsupported GPU id|re-initialize CUDA in forked subprocess",
+        f"{_CUDA}, vLLM, Triton",
     ),
     *reported("ProgramFaultOnGpu"),
     source="CUDA errors 101, 700, 710, 716, 719",
@@ -131,6 +148,18 @@ MPS = _running(
     of_node=True,
     follows=("MpsDaemonNotReady",),
 )
+CAPABILITY = _running(
+    "DriverCapabilityMissing",
+    "The container has the GPU, but not the driver's libraries for video or graphics.",
+    "Set the variable `NVIDIA_DRIVER_CAPABILITIES: all` in the container, which then gets them at its next start. If "
+    "they are still missing, the driver on the node was installed without them.",
+    failing(
+        r"(?:Cannot load|unable to load|cannot open)[^\n]{0,40}lib(?:nvidia-encode|nvcuvid|nvoptix|nvidia-opticalflow)"
+        r"|lib(?:nvidia-encode|nvcuvid|GLX_nvidia|EGL_nvidia|nvoptix)\.so\S{0,8}: cannot open shared object",
+        "FFmpeg, the dynamic loader",
+    ),
+    source="NVIDIA container toolkit: driver capabilities; without the variable, only compute and utility",
+)
 POD_IDENTITY = _running(
     "NcclUsesPodIdentityAddress",
     "NCCL uses the address of the node's EKS Pod Identity agent as that of a rank: every node has the same "
@@ -146,9 +175,14 @@ NCCL = _running(
     "NCCL_DEBUG=INFO shows more.",
     *reported("CollectiveFails"),
     failing(
-        r"NCCL WARN|NCCL error|DistBackendError|NET/OFI [^\n]{0,60}(?:fail|couldn't|unable)|output empty list"
-        r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)",
-        "NCCL, PyTorch",
+        rf"NCCL WARN (?!{_HARMLESS})|NCCL error|Dist(?:Backend|Network|Store)Error|output empty list"
+        rf"|NET/OFI (?!{_OF_A_PROTOCOL})[^\n]{{0,60}}(?:fail|couldn't|unable)"
+        r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)"
+        r"|gloo[^\n]{0,80}Connection (?:closed|reset) by peer|\[c10d\] The client socket has (?:timed out|failed)"
+        r"|\bsocket(?:StartConnect|PollConnect|Progress(?:Opt)?): |Rendezvous(?:Connection|Timeout)Error"
+        r"|ProcessGroupNCCL's watchdog got stuck|via c10d key-value store"
+        r"|init_process_group\b[\s\S]{0,400}?(?:Connection reset|host not found)|ORTE was unable to reliably start",
+        "NCCL, PyTorch, Gloo, Open MPI",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
     follows=("NcclUsesPodIdentityAddress", "RestartsOnFaultyNode"),
@@ -202,8 +236,8 @@ GATE_RESTARTS = _running(
 RECOGNISED = (
     GATE_RESTARTS,
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST),
-    *(ACCESS_DENIED, STUB_LIBRARY, UNLICENSED, MPS, NOT_INJECTED, NO_GPU_FOUND, KERNEL_TIME, GPU_MEMORY),
-    *(SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL, DRIVER_HANGS),
+    *(ACCESS_DENIED, STUB_LIBRARY, UNLICENSED, MPS, NOT_INJECTED, CAPABILITY, NO_GPU_FOUND, KERNEL_TIME),
+    *(GPU_MEMORY, SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL, DRIVER_HANGS),
 )
 """Causes by the exit message and log of a failed container.
 

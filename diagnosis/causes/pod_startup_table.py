@@ -89,6 +89,7 @@ ACCESS_DENIED = _started_on_node(
     "refuses it, as `ausearch -m avc -ts recent` shows, allow it.",
     starting(r"(?:nvml|cuda) error: (insufficient permissions|os call failed|gpu access blocked)", _CLI),
     *reported("GpuAccessDenied"),
+    failing(r"could not open the device file /dev/nvidia\S{1,20} \(Permission denied", "nvidia-smi, nvidia-modprobe"),
     failing(r"ERR_NVGPUCTRPERM|permission to access NVIDIA GPU Performance Counters", "CUPTI, Nsight"),
     source="NVML errors 4, 17; CUDA error 304",
 )
@@ -433,9 +434,9 @@ HARDWARE = _running_on_node(
     "Remove the node from service, then reset or replace the GPU, as its Xid requires.",
     starting(r"nvml error: gpu is lost", _CLI),
     failing(
-        r"uncorrectable ECC error|double[- ]bit ECC|GPU is lost|fallen off the bus|GPU requires re(?:set|start|boot)"
-        r"|NVLink error (?:was )?detected|uncorrectable NVLink error|uncontained memory error"
-        r"|Unable to determine the device handle for (?:GPU|gpu)",
+        r"uncorrectable ECC error(?!s?\W{1,4}0\b)|double[- ]bit ECC|GPU is lost|fallen off the bus"
+        r"|GPU requires re(?:set|start|boot)|NVLink error (?:was )?detected|uncorrectable NVLink error"
+        r"|uncontained memory error|Unable to determine the device handle for (?:GPU|gpu)",
         f"{_CUDA}, nvidia-smi",
     ),
     *reported("GpuHardwareFault"),
@@ -455,6 +456,11 @@ FABRIC = _running_on_node(
 )
 DOES_WITHOUT = failing(r"No GPUs? (?:found|detected|available)", "many a program")
 """Text of a container that ends; a container that keeps running works without a GPU."""
+AT_ITS_START = failing(
+    r"no compatible GPUs were discovered|msg=\"inference compute\" id=\S{1,8} library=cpu|no usable GPU found",
+    "Ollama, llama.cpp",
+)
+"""Text of a program that looks for a GPU once, when it starts, and then runs without it."""
 NOT_INJECTED = _running_on_node(
     "GpuNotInjected",
     "A GPU was allocated to a container and does not work in it: the node's runtime did not inject it, or injected "
@@ -465,14 +471,19 @@ NOT_INJECTED = _running_on_node(
         r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Torch not compiled with CUDA enabled"
         r"|torch\.cuda\.is_available\(\) is False|Device string must not be empty|Failed to infer device type"
         r"|libcuda\.so(?:\.1)?: cannot open shared object|No visible GPU devices|The NVIDIA Driver was not detected"
-        r"|no supported devices found for platform|you might not have a CUDA gpu",
-        "PyTorch, vLLM, JAX, the dynamic loader, NVIDIA's images",
+        r"|no supported devices found for platform|you might not have a CUDA gpu|Cannot load libcuda\.so"
+        r"|no platforms that are instances of gpu|No visible GPU/TPU devices|No supported gpu backend found"
+        r"|\b0 active drivers \(\[\]\)|Could not find cuda drivers on your machine"
+        r"|mixed precision requires a GPU|Unable to dynamically load the \"cuda\" shared library",
+        "PyTorch, vLLM, JAX, Triton, TensorFlow, cudarc, the dynamic loader, NVIDIA's images",
     ),
     failing(
-        r"nvidia-smi: (?:command )?not found|exec: \\?\"nvidia-smi\\?\"|libnvidia-ml\.so(?:\.1)?: cannot open"
-        r"|couldn't find libnvidia-ml\.so|couldn't communicate with the NVIDIA driver",
+        r"nvidia-smi: (?:(?:command )?not found|executable file)|exec: \\?\"nvidia-smi\\?\""
+        r"|libnvidia-ml\.so(?:\.1)?: cannot open|couldn't find libnvidia-ml\.so"
+        r"|couldn't communicate with the NVIDIA driver",
         "nvidia-smi",
     ),
+    AT_ITS_START,
     DOES_WITHOUT,
 )
 INJECTION = (

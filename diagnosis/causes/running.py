@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.pod_startup_table import DOES_WITHOUT, NOT_INJECTED
+from diagnosis.causes.pod_startup_table import AT_ITS_START, DOES_WITHOUT, NOT_INJECTED
 from diagnosis.causes.runtime_handlers import MISSING
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, logs
@@ -72,11 +72,13 @@ CLASS_NOT_NAMED = _running(
 CGROUP_LOST = _running(
     "GpuAccessLostAtRuntime",
     "A container lost the access to its GPU: the node's systemd rewrote its device rules.",
-    "Restart the pods. To prevent it, use CDI, or `nvidia-ctk system create-dev-char-symlinks "
-    "--create-all` on the node.",
+    "Create the pods again. To prevent it, use CDI, or `nvidia-ctk system create-dev-char-symlinks --create-all` on "
+    "the node; with the kubelet's static CPU manager, PASS_DEVICE_SPECS=true of the device plugin. If a new pod fails "
+    "at once, check `nvidia-smi` on the node, and `no-cgroups = false` in /etc/nvidia-container-runtime/config.toml.",
     failing(
         r"initiali[sz]e NVML: (?:Unknown Error|ERROR_UNKNOWN)|\bNVMLError_Unknown\b"
-        r"|nvmlInit\w{0,20}[^\n]{0,60}Unknown Error",
+        r"|nvmlInit\w{0,20}[^\n]{0,60}Unknown Error"
+        r"|could not open the device file /dev/nvidia\S{1,20} \(Operation not permitted",
         "nvidia-smi, NVML, pynvml",
     ),
     severity=CauseSeverity.HIGH,
@@ -378,8 +380,11 @@ def _recognised_in_logs(snapshot: Snapshot) -> Iterator[tuple[Pod, Recognised]]:
         for state in pod.states:
             if not state.running or state.init:
                 continue
-            rows = (*texts_in(TextSource.LOG, (CGROUP_LOST,)), *(_NO_GPU if _is_for_gpus(snapshot, pod) else ()))
+            is_for_gpus = _is_for_gpus(snapshot, pod)
+            rows = (*texts_in(TextSource.LOG, (CGROUP_LOST,)), *(_NO_GPU if is_for_gpus else ()))
             known = recognised(rows, of_log(snapshot, pod, state.name, _LAST_LINES))
+            if known is None and is_for_gpus:
+                known = recognised(((NOT_INJECTED, AT_ITS_START),), of_log(snapshot, pod, state.name))
             if known is not None:
                 yield pod, known
 

@@ -14,7 +14,7 @@ _CALL = r"(?-i:\bcu(?:da)?[A-Z]\w{2,40})"
 """Function of CUDA. Lower case does not suffice: `current`, `custom`."""
 _WORDS = (
     r"\W{0,4}(?:(?:returned|failed|failure|errors?|err|code|status|results?|ret|rc|with|in|call|runtime|driver|api"
-    r"|initialization|init|unknown)\b\W{1,4})"
+    r"|initialization|init|unknown|library|to|get|device|context)\b\W{1,4})"
 )
 """Words between CUDA and the number of its error, as in `CUDA failure 802` and `cuInit returned 999`."""
 _FAILED = rf"(?:{_WORDS}{{0,3}}\W{{0,4}}(?:error|fail(?:ure|ed))\b[^\n]{{0,60}}?|\W{{0,4}})\b"
@@ -71,7 +71,7 @@ def _names(error: LibraryError) -> Iterator[str]:
 def _by_number(error: LibraryError) -> Iterator[Signature]:
     """Yield the text of an error that is reported by its number."""
     if error.library == "CUDA" and error.number is not None and error.number >= _TELLING:
-        between = rf"{_WORDS}{{1,5}}"
+        between = rf"{_WORDS}{{1,7}}"
         called = rf"{_CALL}(?:\([^)\n]{{0,80}}\))?(?:[:=]\s?|{between})"
         number = rf"(?:\bCUDA(?:_ERROR)?\b{between}|{called})\(?{error.number}{_NO_UNIT}|\(error {error.number}\)"
         yield replace(failing(number, error.library), literals=(str(error.number),))

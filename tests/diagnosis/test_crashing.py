@@ -148,7 +148,7 @@ def test_exit_code_of_a_signal_names_its_cause(code: int, cause: str) -> None:
 @pytest.mark.parametrize(
     ("words", "step"),
     [
-        ("CUDA error: invalid device ordinal", "Ask for as many GPUs as the program addresses"),
+        ("CUDA error: invalid device ordinal", "Ask for as many GPUs"),
         ("CUDA error: all CUDA-capable devices are busy or unavailable", "`nvidia-smi -q -d COMPUTE,PIDS`"),
         ("CUDA error: an illegal memory access was encountered", "CUDA_LAUNCH_BLOCKING=1"),
         ("CUDA initialization: CUDA unknown error", "`modprobe nvidia_uvm`"),
@@ -174,6 +174,26 @@ def test_exit_code_of_a_signal_names_its_cause(code: int, cause: str) -> None:
         ("NCCL WARN Bootstrap : no socket interface found", "`NCCL_SOCKET_IFNAME=eth0`"),
         ("NCCL WARN socketStartConnect: Connect to 10.0.0.1<49152> failed : Connection refused", "NetworkPolicy"),
         ("NCCL WARN NET/IB : Got completion from peer with error 12, transport retry counter exceeded", "GID_INDEX"),
+        (
+            "max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache",
+            "max-model-len",
+        ),
+        ("ValueError: No available memory for the cache blocks.", "`--gpu-memory-utilization`"),
+        (
+            "Free memory on device (3.1/23.5 GiB) on startup is less than desired GPU memory utilization",
+            "Other processes",
+        ),
+        ("RuntimeError: Cannot re-initialize CUDA in forked subprocess", "VLLM_WORKER_MULTIPROC_METHOD=spawn"),
+        ("AssertionError: World size (4) is larger than the number of available GPUs (1)", "tensor-parallel-size"),
+        ("ValueError: type fp8e4nv not supported in this architecture", "compute capability 8.9"),
+        (
+            "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
+            "headless Service",
+        ),
+        ("DistNetworkError: The server socket has failed to listen: port: 29500, EADDRINUSE", "MASTER_PORT"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "`nvidia-smi -q | grep -i license`"),
+        ("Cannot load libnvidia-encode.so.1", "`NVIDIA_DRIVER_CAPABILITIES: all`"),
+        ("Failed to initialize NVML: Unknown Error", "`no-cgroups = false`"),
     ],
 )
 def test_remedy_depends_on_the_error_of_a_cause(words: str, step: str) -> None:
@@ -241,6 +261,40 @@ def test_startup_probe_that_is_too_short_is_shown_with_its_time() -> None:
         in (problem.found.remedy[0])
     )
     assert "It has now failureThreshold 30 x periodSeconds 10 = 300 s." in problem.found.remedy[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "step"),
+    [
+        ("Liveness probe failed: HTTP probe failed with statuscode: 404", "with 404: correct the probe's path"),
+        ("Startup probe failed: HTTP probe failed with statuscode: 401", "with 401: correct the probe's path"),
+        (
+            'Liveness probe failed: Get "http://10.0.0.5:8000/": context deadline exceeded',
+            "raise the probe's timeoutSeconds",
+        ),
+        (UNHEALTHY.format("Liveness"), "Add a startupProbe"),
+    ],
+)
+def test_remedy_of_a_probe_depends_on_its_answer(message: str, step: str) -> None:
+    crash = crashing(end=terminated(137))
+    (problem,) = judged(node("a"), JOB, crash, event(crash, "Unhealthy", message)).problems
+
+    assert step in problem.found.remedy[0]
+    assert ("timeoutSeconds" in problem.found.remedy[0]) == ("deadline" in message)
+
+
+def test_banner_of_two_lines_is_recognised() -> None:
+    words = "ERROR: This container was built for NVIDIA Driver Release 545.23 or later, but\n   version 470.1 was"
+    end = terminated(1, "Error", f"{words} detected and compatibility mode is UNAVAILABLE.")
+
+    assert results(judged(node("a"), JOB, crashing(end=end))) == [("CudaNewerThanDriver", "job/team/train")]
+
+
+def test_lost_gpu_may_be_lost_to_the_container_alone() -> None:
+    words = "Unable to determine the device handle for GPU0000:41:00.0: Unknown Error"
+    (problem,) = judged(node("a"), JOB, crashing(end=terminated(1, "Error", words))).problems
+
+    assert any("only the container has lost it" in text for text in problem.found.remedy)
 
 
 @pytest.mark.parametrize(("ready", "kills"), [(False, True), (True, False)])
@@ -444,3 +498,13 @@ def test_refused_pod_that_its_job_replaces_is_no_cause() -> None:
     failed = pod("train-x", on="a", phase="Failed", owner=("Job", "train"), states=[], status=status)
 
     assert results(judged(node("a"), JOB, failed)) == []
+
+
+def test_remedy_fits_another_line_about_the_same_cause() -> None:
+    last = "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1269, unhandled system error"
+    lines = "NCCL WARN NET/IB : Got completion from peer 10.0.1.2<45678> with status=12 opcode=0", last
+    named = judged(node("a"), JOB, crashing(end=terminated(1, "Error", "\n".join(lines)))).problems
+    bare = judged(node("a"), JOB, crashing(end=terminated(1, "Error", last))).problems
+
+    assert "NCCL_IB_GID_INDEX" in named[0].found.remedy[0]
+    assert "NCCL_IB_GID_INDEX" not in bare[0].found.remedy[0]

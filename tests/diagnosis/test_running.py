@@ -207,3 +207,19 @@ def test_node_without_the_handler_is_configured() -> None:
     assert any("nvidia-ctk runtime configure" in text for text in problem.found.remedy)
     assert not any("nvidia-ctk runtime configure" in text for text in handled.found.remedy)
     assert any("`nvidia-smi -L` must list the GPU" in text for text in handled.found.remedy)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'level=INFO source=gpu.go:392 msg="no compatible GPUs were discovered"',
+        'msg="inference compute" id=cpu library=cpu compute="" name=cpu',
+        "warning: no usable GPU found, --gpu-layers option will be ignored",
+    ],
+)
+def test_program_that_found_no_gpu_at_its_start_runs_without_one(words: str) -> None:
+    log = {("pod/team/x", "main"): f"{words}\n" + "[GIN] 200 GET\n" * 40}
+    finds = {("pod/team/x", "main"): 'msg="inference compute" id=GPU-8a library=cuda\n' + "[GIN] 200 GET\n" * 40}
+
+    assert results(judged(node("a"), NVIDIA, runs(), logs=log)) == [("RuntimeClassNotNamed", "pod/team/x")]
+    assert not results(judged(node("a"), NVIDIA, runs(), logs=finds))
