@@ -20,9 +20,11 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}\Z")
 _ASSIGNED = re.compile(r"Successfully assigned (?:([a-z0-9-]{1,63})/)?([a-z0-9][a-z0-9.-]{0,252}) to (\S{1,253}?)\.?\Z")
 _OF_POD = re.compile(r"\b(?:in|for) pod \"?([a-z0-9][a-z0-9.-]{0,252})_([a-z0-9-]{1,63})\(")
 _CONTAINER = re.compile(r"container[ =]\"?([a-z0-9][a-z0-9-]{0,62})\"? (?:in )?pod\b")
+_PROBE_KILLS = re.compile(r"[Cc]ontainer (?:([a-z0-9][a-z0-9-]{0,62}) )?failed (?:liveness|startup) probe")
 _RESOURCE = re.compile(r"\b([a-z0-9.-]{1,100}/(?:gpu|mig-[\w.]{1,30}|vgpu|gpumem|efa|shared-gpu)[\w.-]{0,40})")
 _ABOUT_GPUS = re.compile(
-    r"nvidia|UnexpectedAdmissionError|\bgpu|cuda|\bmig-|\bcdi\b|\bNVML\b|Allocate failed|device plugin|healthy devices",
+    r"nvidia|UnexpectedAdmissionError|\bgpu|cuda|\bmig-|\bcdi\b|\bNVML\b|Allocate failed|device plugin|healthy devices"
+    r"|vllm|sglang|\btgi\b|triton|ollama|llama|text-generation|tensorrt|torch|\bllm\b",
     re.IGNORECASE,
 )
 _REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\S+|TopologyAffinityError|NodeAffinity|AdmissionFailed")
@@ -96,9 +98,14 @@ def kind_of(row: EventRow) -> str:
 
 
 def assumed_pod(
-    name: str, rows: Sequence[tuple[EventRow, Named]], listed: PodRow | None, manifest: Fields | None, now: datetime
+    name: str,
+    rows: Sequence[tuple[EventRow, Named]],
+    listed: PodRow | None,
+    manifest: Fields | None,
+    log: str,
+    now: datetime,
 ) -> Fields:
-    """Return the pod as far as its events, its row of `get pods` and its manifest show it."""
+    """Return the pod as far as its events, its row of `get pods`, its manifest and its log show it."""
     events, listed = [row for row, _ in rows], listed or _NOT_LISTED
     assigned = next((found for row in events if (found := _ASSIGNED.match(row.message))), None)
     inside = next((found for row in events if (found := _OF_POD.search(row.message))), None)
@@ -109,7 +116,7 @@ def assumed_pod(
     node = node or next((by.partition(", ")[2] for by in by_kubelet if ", " in by), "")
     node = node or (UNKNOWN_NODE if by_kubelet or listed.status not in ("", "Pending") else "")
     spec: Fields = dict(manifest["spec"]) if manifest else {}
-    spec = spec or {"containers": [_container(events, listed.status)]}
+    spec = spec or {"containers": [_container(events, f"{name} {listed.status} {log}")]}
     spec |= {"nodeName": node, "schedulerName": scheduler_of(events)}
     metadata = {
         "name": name or shown[0],
@@ -124,13 +131,13 @@ def _kind(word: str) -> str:
     return _KINDS.get(low) or _KINDS.get(low.removesuffix("s")) or _SHORT.get(low, "")
 
 
-def _container(events: Sequence[EventRow], status: str) -> Fields:
+def _container(events: Sequence[EventRow], others: str) -> Fields:
     """Return a container that requests the resource which the messages name, or a GPU if they are about one."""
-    messages = " ".join((status, *(row.reason + " " + row.message[:_LONGEST] for row in events[:_MOST_READ])))
+    messages = " ".join((others, *(row.reason + " " + row.message[:_LONGEST] for row in events[:_MOST_READ])))
     resource = _RESOURCE.search(messages)
     requests = {resource[1]: "1"} if resource else {_GPU: "1"} if _ABOUT_GPUS.search(messages) else {}
-    named = _CONTAINER.search(messages)
-    return {"name": named[1] if named else UNKNOWN_CONTAINER, "resources": {"limits": requests, "requests": requests}}
+    named = _CONTAINER.search(messages) or _PROBE_KILLS.search(messages)
+    return {"name": (named and named[1]) or UNKNOWN_CONTAINER, "resources": {"limits": requests, "requests": requests}}
 
 
 def _status(events: Sequence[EventRow], listed: PodRow, spec: Fields) -> Fields:
@@ -146,6 +153,8 @@ def _status(events: Sequence[EventRow], listed: PodRow, spec: Fields) -> Fields:
         return {"phase": _PHASES[listed.status]}
     of_init, _, reason = listed.status.rpartition(":")
     waiting = _waiting(events) or ({"reason": reason} if _WAITING.fullmatch(reason) else {})
+    if not waiting and not listed.ready and any(_PROBE_KILLS.search(row.message) for row in events):
+        waiting = {"reason": "CrashLoopBackOff"}
     state = {"waiting": waiting} if waiting else {"running": {}} if listed.status == "Running" else {}
     names = [str(value_at(one, "name")) for one in entries(spec.get("containers"))]
     states = [{"name": name, "ready": listed.ready, "state": state} for name in names[:1] if state]

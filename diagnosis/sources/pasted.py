@@ -46,7 +46,7 @@ from healthcheck.text.moments import CLOCKS_APART, timestamp
 from healthcheck.text.printable import printable
 
 _LONGEST_LINE, _MOST_LINES = 16_384, 2_000_000
-_MOST_JSON, _MOST_CUTS, _COMPARED = 2_000_000, 3, 20
+_MOST_JSON, _MOST_CUTS, _COMPARED, _MOST_READ = 2_000_000, 3, 20, 200
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\-_])|[\u200b\u2060\ufeff\r]"
 )
@@ -63,7 +63,7 @@ _YAML = re.compile(r"\s*(?:- )?apiVersion:\s+[\w./-]{1,100}\s*\Z")
 _YAML_LINE = re.compile(r"(?:\s|[\w./-]{1,100}:(?:\s|\Z)|- |-\Z|#|---|\Z)")
 _JSON = re.compile(r"\s*\{\s*(?:\Z|\"(?:apiVersion|kind|metadata|items)\")")
 _OF_CODE = re.compile(
-    r"\s*(?://|/\*|\*\s|#(?!\s*\d)|(?:except|raise|import|from|if|elif|while|return|def|class|assert|try|for|func|var|const|let|"
+    r"\s*(?://|/\*|\*\s|#(?!\s*\d)|throw\s|(?:except|raise|import|from|if|elif|while|return|def|class|assert|try|for|func|var|const|let|"
     r"echo|grep)\b[^:]{0,200}[\w\"')(:{\\]\s*\Z|[a-z_][\w.]{0,60}\((?=.{0,400}[\"']).*\)[;,]?\Z|"
     r"[A-Za-z_][\w.]{0,60} \+?= )"
 )
@@ -267,6 +267,7 @@ class _Thread:
             self._content.objects.append(one)
             self._content.counts[_COUNTED.get(one["kind"], "other objects")] += one["metadata"]["name"] != OTHER_PODS
             if one["kind"] == "Pod":
+                one["metadata"]["namespace"] = one["metadata"].get("namespace") or "default"
                 self._pods.setdefault(one["metadata"]["name"], one)
 
     def _add_named(self, now: datetime) -> None:
@@ -282,7 +283,9 @@ class _Thread:
                 of_pods.setdefault(named.name, []).append((row, named))
         shown = {}
         for name, rows in of_pods.items():
-            shown[name] = assumed_pod(name, rows, self._rows.get(name), self._manifests.get(name), now)
+            shown[name] = assumed_pod(
+                name, rows, self._rows.get(name), self._manifests.get(name), self._log_of_pod(name), now
+            )
             self._add(shown[name])
         for row, named in events:
             pod = (shown.get(named.name) or self._pods.get(named.name)) if named.kind == "Pod" else None
@@ -290,6 +293,10 @@ class _Thread:
             self._add_event(row, Named("", named.kind, meta.get("namespace", ""), meta["name"]), now)
         if of_pods or (self._events and not described):
             self._content.incomplete.append("it has only events or table rows of some objects")
+
+    def _log_of_pod(self, name: str) -> str:
+        lines = [line for block in self._free if block.named.name == name for line in block.lines]
+        return "\n".join(lines[-_MOST_READ:])
 
     def _add_event(self, row: EventRow, named: Named, now: datetime) -> None:
         times = {"firstTimestamp": row.first, "lastTimestamp": row.last}

@@ -554,3 +554,43 @@ def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(MEMORY.encode())))
     result = CliRunner().invoke(app, ["diagnose", "--from", "-", "-o", "json"], input=MEMORY)
     assert (result.exit_code, causes(json.loads(result.stdout))) == (1, [("GpuMemoryExhausted", "log")])
+
+
+SERVED = """$ kubectl get pods
+NAME       READY   STATUS             RESTARTS        AGE
+llama-x2   0/1     CrashLoopBackOff   8 (2m10s ago)   31m
+
+$ kubectl logs llama-x2
+INFO platform cuda
+ValueError: (16.00 GiB KV cache is needed, which is larger than the available KV cache memory (11.05 GiB)
+RuntimeError: Engine core initialization failed.
+"""
+KILLED = """LAST SEEN   TYPE      REASON      OBJECT        MESSAGE
+3m          Warning   Unhealthy   pod/vllm-0    Startup probe failed: connection refused
+2m          Normal    Killing     pod/vllm-0    Container main failed startup probe, will be restarted
+"""
+
+
+SHOP = SERVED.replace("llama", "shop").replace("platform cuda", "listening").replace("KV cache memory", "heap memory")
+STOPPED = KILLED.replace("Container main failed startup probe, will be restarted", "Stopping container main")
+RUNS = SERVED.replace("0/1     CrashLoopBackOff   8 (2m10s ago)", "1/1     Running            0")
+
+
+@pytest.mark.parametrize(
+    ("text", "healthy", "cause"),
+    [
+        (SERVED, SHOP, "GpuMemoryExhausted"),
+        (SERVED, RUNS, "GpuMemoryExhausted"),
+        (KILLED, STOPPED, "LivenessProbeKills"),
+        (KILLED, KILLED.replace("vllm-0", "shop-0"), "LivenessProbeKills"),
+    ],
+)
+def test_pod_of_a_row_and_its_log_or_events_is_judged(text: str, healthy: str, cause: str, tmp_path: Path) -> None:
+    assert [name for name, _ in causes(diagnosed(tmp_path, text)[1])] == [cause]
+    assert causes(diagnosed(tmp_path, healthy)[1]) == []
+
+
+def test_fix_of_the_error_in_a_bare_log_is_shown(tmp_path: Path) -> None:
+    (cause,) = diagnosed(tmp_path, "RuntimeError: CUDA error: invalid device ordinal\n")[1]["causes"]
+
+    assert "Ask for as many GPUs" in str(cause)
