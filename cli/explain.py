@@ -200,6 +200,9 @@ def _recognised(text: str, policy: Policy) -> list[Result]:
             results += _of_error(found, policy)
         else:
             results += [found] if isinstance(found, IndexEntry) else _look_up(found, [], policy)
+    if not results:  # the text may be a line of the kernel's, copied without its prefix
+        for name in known_texts.findings_in(f"NVRM: {text}", policy):
+            results += _look_up(name, [], policy)
     return list(dict.fromkeys(results))[:_MOST]
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 
 from cli import index
 from cli.index import IndexEntry
-from healthcheck.catalog.cuda_errors import LibraryError, cuda_errors, library_errors
+from healthcheck.catalog.cuda_errors import LibraryError, cuda_errors, fix_of, library_errors
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.xid import xid_table
 
@@ -64,6 +64,8 @@ def recognise(text: str) -> Iterator[IndexEntry | LibraryError | str]:
     errors = list(_errors_in(words))
     names = [known.name for known in found if known.name]
     yield from names
+    for fix in dict.fromkeys(filter(None, (fix_of(name, line) for name in names))):
+        yield IndexEntry(line[:_SHOWN], "the fix of this message", fix, "docs/diagnose.md")
     yield from errors
     if not names:
         yield from islice((_fix(known, line) for known in found), 1)

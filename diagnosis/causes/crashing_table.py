@@ -43,7 +43,7 @@ DRIVER_TOO_OLD = _running(
 )
 WRONG_ARCHITECTURE = _running(
     "ImageLacksGpuArchitecture",
-    "The program in the image was not built for this model of GPU, or needs a newer one.",
+    "The program in the image was not built for GPUs, or not for this model, or needs a newer one.",
     "Use an image built for this model, or choose another model by the node label nvidia.com/gpu.product.",
     *reported("ImageLacksGpuArchitecture"),
     failing(
@@ -51,7 +51,7 @@ WRONG_ARCHITECTURE = _running(
         r"|engine plan file is generated on an incompatible device|only supported on GPUs with compute capability"
         r"|only supports \w{1,20} GPUs or newer|Value 'sm_\d{2,3}[af]?' is not defined|requires GPUs with sm_?\d"
         r"|not supported (?:for the current GPU|in this architecture)|no longer supports this GPU|but was built for sm"
-        r"|doesn't support bf16/gpu",
+        r"|doesn't support bf16/gpu|Torch not compiled with CUDA enabled",
         "CUDA, PyTorch, TensorRT, vLLM, FlashAttention",
     ),
     severity=CauseSeverity.HIGH,
@@ -236,8 +236,8 @@ GATE_RESTARTS = _running(
 RECOGNISED = (
     GATE_RESTARTS,
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST),
-    *(ACCESS_DENIED, STUB_LIBRARY, UNLICENSED, MPS, NOT_INJECTED, CAPABILITY, NO_GPU_FOUND, KERNEL_TIME),
-    *(GPU_MEMORY, SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL, DRIVER_HANGS),
+    *(ACCESS_DENIED, STUB_LIBRARY, UNLICENSED, MPS, NOT_INJECTED, NO_GPU_FOUND, KERNEL_TIME, GPU_MEMORY),
+    *(CAPABILITY, SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL, DRIVER_HANGS),
 )
 """Causes by the exit message and log of a failed container.
 

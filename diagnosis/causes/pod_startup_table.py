@@ -431,7 +431,8 @@ CAUSES = (
 HARDWARE = _running_on_node(
     "GpuHardwareFault",
     "A faulty GPU of the node ended a program, or prevented its start.",
-    "Remove the node from service, then reset or replace the GPU, as its Xid requires.",
+    "Cordon the node and end the pods that use the GPU; then reset it, `nvidia-smi --gpu-reset -i GPU`, or reboot the "
+    "node. If the error recurs, replace the GPU.",
     starting(r"nvml error: gpu is lost", _CLI),
     failing(
         r"uncorrectable ECC error(?!s?\W{1,4}0\b)|double[- ]bit ECC|GPU is lost|fallen off the bus"
@@ -465,10 +466,13 @@ NOT_INJECTED = _running_on_node(
     "GpuNotInjected",
     "A GPU was allocated to a container and does not work in it: the node's runtime did not inject it, or injected "
     "that of an earlier driver.",
-    "Check the container's devices, `ls /dev/nvidia*`; then the node's toolkit, its configuration and its driver.",
+    "The container itself must request the GPU, `nvidia.com/gpu: 1` in its limits, and `nvidia-smi` must work on the "
+    "node. If `kubectl get runtimeclass` lists nvidia, set `runtimeClassName: nvidia` in the pod; k3s and RKE2 always "
+    "need it. Elsewhere, without a GPU operator: `nvidia-ctk runtime configure --runtime=containerd --set-as-default` "
+    "on the node, then restart containerd. Create the pod again.",
     *reported("GpuNotInjected"),
     failing(
-        r"No CUDA GPUs are available|Found no NVIDIA driver on your system|Torch not compiled with CUDA enabled"
+        r"No CUDA GPUs are available|Found no NVIDIA driver on your system"
         r"|torch\.cuda\.is_available\(\) is False|Device string must not be empty|Failed to infer device type"
         r"|libcuda\.so(?:\.1)?: cannot open shared object|No visible GPU devices|The NVIDIA Driver was not detected"
         r"|no supported devices found for platform|you might not have a CUDA gpu|Cannot load libcuda\.so"

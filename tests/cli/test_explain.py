@@ -426,6 +426,7 @@ TEXTS = [
     ("NVRM: Xid (PCI:0000:0f:00): 79, GPU\nNVRM: Xid (PCI:0000:1f:00): 48, DBE", "Xid79 Xid48"),
     ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "SXid20034"),
     ("[ 1.0] NVRM: GPU 0000:65:00.0: RmInitAdapter failed! (0x22:0x56:894)", "GpuInitFailed"),
+    ("RmInitAdapter failed! (0x22:0x56:894)", "GpuInitFailed"),
 ]
 
 
@@ -449,6 +450,13 @@ def test_explain_of_a_line_of_a_components_log_names_the_fix() -> None:
     answer = _unfolded(explained('level=fatal msg="unable to load config: unsupported config version: 4"'))
 
     assert answer.startswith("unsupported config version as a message in a component's log means The toolkit's image")
+
+
+def test_explain_of_a_message_names_the_fix_of_its_error() -> None:
+    answer = _unfolded(explained("ValueError: No available memory for the cache blocks."))
+
+    assert answer.startswith("GpuMemoryExhausted")
+    assert "as the fix of this message means The model leaves no memory for its KV cache" in answer
 
 
 @pytest.mark.parametrize(
