@@ -51,7 +51,8 @@ WRONG_ARCHITECTURE = _running(
         r"|engine plan file is generated on an incompatible device|only supported on GPUs with compute capability"
         r"|only supports \w{1,20} GPUs or newer|Value 'sm_\d{2,3}[af]?' is not defined|requires GPUs with sm_?\d"
         r"|not supported (?:for the current GPU|in this architecture)|no longer supports this GPU|but was built for sm"
-        r"|doesn't support bf16/gpu|Torch not compiled with CUDA enabled",
+        r"|doesn't support bf16/gpu|Torch not compiled with CUDA enabled"
+        r"|Could not match a profile in manifest|\b0 compatible profile|out of resource: shared memory",
         "CUDA, PyTorch, TensorRT, vLLM, FlashAttention",
     ),
     severity=CauseSeverity.HIGH,
@@ -63,7 +64,7 @@ GPU_MEMORY = _running(
     "Make the batch or the model smaller, use a GPU with more memory, or check which pods share this one.",
     failing(
         r"(?:torch|cupy)\.[\w.]{0,40}OutOfMemoryError|Failed to allocate CUDA memory|Error Code 2: OutOfMemory"
-        r"|Device \d{1,3} OOM|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
+        r"|Device \d{1,3} OOM|CU(?:BLAS|DNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|RMM failure at"
         r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating tensor[^\n]{0,300}\bGPU"
         r"|No available memory for the cache blocks|less than desired GPU memory utilization|failed to allocate GPU"
         r"|(?:larger than|stored in)(?: the)?(?: available| maximum)? KV cache|Error in memory profiling\. Initial"
@@ -102,7 +103,7 @@ PROGRAM = _running(
     failing(
         r"illegal memory access|device-side assert|unspecified launch failure|misaligned address"
         r"|invalid device ordinal|larger than the number of available GPUs|number of required GPUs exceeds"
-        r"|invalid or unsupported GPU id|re-initialize CUDA in forked subprocess",
+        r"|CUDNN_STATUS_EXECUTION_FAILED|invalid or unsupported GPU id|re-initialize CUDA in forked subprocess",
         f"{_CUDA}, vLLM, Triton",
     ),
     *reported("ProgramFaultOnGpu"),
@@ -175,11 +176,12 @@ NCCL = _running(
     "NCCL_DEBUG=INFO shows more.",
     *reported("CollectiveFails"),
     failing(
-        rf"NCCL WARN (?!{_HARMLESS})|NCCL error|Dist(?:Backend|Network|Store)Error|output empty list"
+        rf"NCCL WARN (?!{_HARMLESS})|NCCL (?:error|failure)|Dist(?:Backend|Network|Store)Error|output empty list"
         rf"|NET/OFI (?!{_OF_A_PROTOCOL})[^\n]{{0,60}}(?:fail|couldn't|unable)"
         r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)"
-        r"|gloo[^\n]{0,80}Connection (?:closed|reset) by peer|\[c10d\] The client socket has (?:timed out|failed)"
+        r"|gloo[^\n]{0,80}Connection (?:closed|reset) by peer|\[c10d\] The \w{6} socket has (?:timed out|failed)"
         r"|\bsocket(?:StartConnect|PollConnect|Progress(?:Opt)?): |Rendezvous(?:Connection|Timeout)Error"
+        r"|\b(?-i:nccl[A-Z])\w{2,30} failed|nvshmem setup connections failed"
         r"|ProcessGroupNCCL's watchdog got stuck|via c10d key-value store"
         r"|init_process_group\b[\s\S]{0,400}?(?:Connection reset|host not found)|ORTE was unable to reliably start",
         "NCCL, PyTorch, Gloo, Open MPI",
@@ -192,7 +194,7 @@ CUDA_UNKNOWN = _running(
     "CUDA cannot initialize on the node and reports no reason: most often nvidia_uvm is missing, or a leftover process "
     "uses the GPU.",
     "On the node: `modprobe nvidia_uvm`, then check that /dev/nvidia-uvm exists.",
-    failing(r"devices?(?:\(s\) is/| )are busy or unavailable", _CUDA),
+    failing(r"devices?(?:\(s\) is/| )are busy or unavailable|but CUDA failed to initialize", _CUDA),
     *reported("CudaCannotInitialize"),
     severity=CauseSeverity.HIGH,
     source="CUDA errors 3, 46, 999",

@@ -478,7 +478,8 @@ NOT_INJECTED = _running_on_node(
         r"|no supported devices found for platform|you might not have a CUDA gpu|Cannot load libcuda\.so"
         r"|no platforms that are instances of gpu|No visible GPU/TPU devices|No supported gpu backend found"
         r"|\b0 active drivers \(\[\]\)|Could not find cuda drivers on your machine"
-        r"|mixed precision requires a GPU|Unable to dynamically load the \"cuda\" shared library",
+        r"|mixed precision requires a GPU|(?:Error|Exception): [^\n]{0,40}CUDA is not available"
+        r"|Unable to dynamically load the \"cuda\" shared library",
         "PyTorch, vLLM, JAX, Triton, TensorFlow, cudarc, the dynamic loader, NVIDIA's images",
     ),
     failing(
