@@ -74,7 +74,8 @@ CGROUP_LOST = _running(
     "A container lost the access to its GPU: the node's systemd rewrote its device rules.",
     "Create the pods again. To prevent it, use CDI, or `nvidia-ctk system create-dev-char-symlinks --create-all` on "
     "the node; with the kubelet's static CPU manager, PASS_DEVICE_SPECS=true of the device plugin. If a new pod fails "
-    "at once, check `nvidia-smi` on the node, and `no-cgroups = false` in /etc/nvidia-container-runtime/config.toml.",
+    "at once, check `nvidia-smi` on the node, `no-cgroups = false` in /etc/nvidia-container-runtime/config.toml, and "
+    "that the pod names NVIDIA's RuntimeClass if that is not the default one.",
     failing(
         r"initiali[sz]e NVML: (?:Unknown Error|ERROR_UNKNOWN)|\bNVMLError_Unknown\b"
         r"|nvmlInit\w{0,20}[^\n]{0,60}Unknown Error"
