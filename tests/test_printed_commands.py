@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -151,11 +151,12 @@ def commands_in(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "command":
-        if "_namespace(" in ast.unparse(node):
+        if "in_namespace(meta." in ast.unparse(node):
             return  # of `kubectl` and `logs`, whose calls are collected
-        given = ["*" if isinstance(arg, ast.Starred) else text(arg) or "*" for arg in node.args]
+        args = _without_namespace(node.args)
+        given = ["*" if isinstance(arg, ast.Starred) else text(arg) or "*" for arg in args]
         # Words in front that a caller shares are kubectl's, with a namespace or without.
-        shared = next((index for index in (0, 1) if isinstance(node.args[index], ast.Starred)), None)
+        shared = next((index for index in (0, 1) if isinstance(args[index], ast.Starred)), None)
         yield " ".join(given if shared is None else ["kubectl", *given[shared + 1 :]])
         return
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "kubectl":
@@ -163,7 +164,9 @@ def commands_in(node: ast.AST) -> Iterator[str]:
         given = ["*" if isinstance(option, ast.Starred) else text(option) or "*" for option in options]
         yield " ".join(["kubectl", text(verb) or "*", kind_of(ast.unparse(about)), "*", *given])
         return
-    if isinstance(node, ast.Tuple) and _LINE.match(words := " ".join(text(elt) or "*" for elt in node.elts)):
+    if isinstance(node, ast.Tuple) and _LINE.match(
+        words := " ".join(text(elt) or "*" for elt in _without_namespace(node.elts))
+    ):
         yield words  # for `command(*words)`
     found = text(node)
     if found is not None:
@@ -173,6 +176,10 @@ def commands_in(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         if found is None or not isinstance(child, ast.Constant | ast.BinOp | ast.JoinedStr):
             yield from commands_in(child)
+
+
+def _without_namespace(words: Sequence[ast.expr]) -> list[ast.expr]:
+    return [word for word in words if "in_namespace(" not in ast.unparse(word)]
 
 
 def printed(*packages: str) -> dict[str, str]:

@@ -14,12 +14,12 @@ def command(*words: str) -> str:
 
 def kubectl(verb: str, meta: Meta, *options: str) -> str:
     """Return the command for one object, as `kubectl -n team describe pod trainer-0`."""
-    return command("kubectl", *_namespace(meta), verb, meta.kind.lower(), meta.name, *options)
+    return command("kubectl", *in_namespace(meta.namespace), verb, meta.kind.lower(), meta.name, *options)
 
 
 def logs(meta: Meta, *options: str) -> str:
     """Return the command that prints the log of a pod."""
-    return command("kubectl", *_namespace(meta), "logs", meta.name, *options)
+    return command("kubectl", *in_namespace(meta.namespace), "logs", meta.name, *options)
 
 
 def pods_on(node: str) -> str:
@@ -32,5 +32,6 @@ def explain(reason: str) -> str:
     return command("gpu-healthcheck", "explain", reason)
 
 
-def _namespace(meta: Meta) -> tuple[str, ...]:
-    return ("-n", meta.namespace) if meta.namespace else ()
+def in_namespace(name: str) -> tuple[str, ...]:
+    """Return the option for a namespace; none for one that is not known, or an object without."""
+    return ("-n", name) if name else ()

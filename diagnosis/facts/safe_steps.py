@@ -7,7 +7,7 @@ import posixpath
 import shlex
 from collections.abc import Iterator, Sequence
 
-from diagnosis.facts.commands import command, kubectl, logs, pods_on
+from diagnosis.facts.commands import command, in_namespace, kubectl, logs, pods_on
 from diagnosis.facts.components import Role, components
 from diagnosis.facts.quantity import counted
 from diagnosis.snapshot import Snapshot
@@ -110,8 +110,8 @@ def _delete(snapshot: Snapshot, namespace: str, node: str, pods: Sequence[Pod]) 
     makers = owners.pop() if len(owners) == 1 else "their controllers create"
     which = counted(len(names), "Failed pod" if all(map(_is_failed, pods)) else "pod")
     selector = _selector(snapshot, namespace, node, pods) if len(names) > _MOST_NAMES else ()
-    by_name = command("kubectl", "-n", namespace, "delete", "pod", *names[:_MOST_NAMES])
-    delete = command("kubectl", "-n", namespace, "delete", "pods", *selector) if selector else by_name
+    by_name = command("kubectl", *in_namespace(namespace), "delete", "pod", *names[:_MOST_NAMES])
+    delete = command("kubectl", *in_namespace(namespace), "delete", "pods", *selector) if selector else by_name
     return f"Delete {which}, for which {makers} others{'' if selector else _rest(names)}: {delete}"
 
 
@@ -142,8 +142,8 @@ def _create_again(
     some = [*names[:_MOST_NAMES]]
     file = shlex.quote(f"{posixpath.basename(some[0])}.yaml")
     of_them = f"{kind} {some[0]}" if len(some) == 1 else f"{len(some)} pods"
-    save = shlex.join(("kubectl", "-n", namespace, "get", kind, *some, "-o", "yaml"))
-    delete = shlex.join(("kubectl", "-n", namespace, "delete", kind, *some))
+    save = shlex.join(("kubectl", *in_namespace(namespace), "get", kind, *some, "-o", "yaml"))
+    delete = shlex.join(("kubectl", *in_namespace(namespace), "delete", kind, *some))
     patched = shlex.join(("kubectl", "patch", "--local", "--type=merge", "-o", "json", "-p", json.dumps(patch)))
     create = f"{patched} -f {file} | kubectl create -f -" if patch is not None else f"kubectl create -f {file}"
     yield f"Save the manifest of {of_them}, {why}: `{save} > {file}`"
