@@ -108,6 +108,7 @@ class _Block(Struct):
     lines: list[str] = field(default_factory=list)
     fenced: bool = False
     named: Named = field(default_factory=Named)
+    has_events: bool = False
 
 
 def read_pasted(raw: bytes | bytearray) -> Pasted:
@@ -155,6 +156,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[_Block]:
             yield block
             block = _Block("text", [], fenced)
         block.lines.append(line)
+        block.has_events |= line.lstrip().startswith("Events:")
     yield block
 
 
@@ -184,8 +186,7 @@ def _continues(block: _Block, line: str) -> bool:
         # Only `describe` prints messages of several lines; another row may have been broken by a terminal.
         return bool(line.strip()) and (row is None or not row.kind or lengths[-1] == max(lengths))
     if block.kind == "describe" and not block.fenced and block.lines and not block.lines[-1].strip():
-        is_over = any(entry.strip().startswith("Events:") for entry in block.lines)
-        return not line.strip() or not is_over or event_row(line) is not None
+        return not line.strip() or not block.has_events or event_row(line) is not None
     return block.kind != "pods"
 
 
@@ -252,6 +253,8 @@ class _Thread:
 
     def _others(self, node: Described) -> Iterator[dict[str, Any]]:
         """Yield the pods on a node that the text does not describe, with the resources that are left to them."""
+        if not node.others:
+            return
         pods = {one.raw["metadata"]["name"]: one.raw for one in self._described if one.raw["kind"] == "Pod"}
         on = [pod for pod in pods.values() if pod["spec"]["nodeName"] == node.raw["metadata"]["name"]]
         for other in node.others:

@@ -25,7 +25,7 @@ _OF_OLD_GET = re.compile(
 )
 """Rows of kubectl up to 1.13."""
 _WIDE = re.compile(
-    rf"(?:\S{{1,253}}\s+)?(?P<by>{_BY})\s\s+(?P<message>\S.*?)\s\s+(?P<first>{_AGE})\s+(?P<count>\d{{1,9}})\s+\S+\s*\Z"
+    rf"(?:\S{{1,253}}\s+)?(?P<by>{_BY})\s\s+(?P<message>\S.*?)(?<=\S)\s\s+(?P<first>{_AGE})\s+(?P<count>\d{{1,9}})\s+\S+\s*\Z"
 )
 """End of a row of `get events -o wide`: SUBOBJECT, SOURCE, MESSAGE, FIRST SEEN, COUNT, NAME."""
 _POD = re.compile(

@@ -6,19 +6,23 @@ Executed lines are counted instead of seconds, so that the result is the same on
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from diagnosis.causes.unscheduled import find_unschedulable
+from diagnosis.causes.unscheduled import find_unschedulable, sharing
 from diagnosis.model import Certainty
 from diagnosis.report import terminal
 from diagnosis.report.content import report_of
 from diagnosis.report.document import document
 from diagnosis.report.pages import markdown_page
+from diagnosis.sources import tables
+from diagnosis.sources.pasted import read_pasted
 from tests.diagnosis import states
 from tests.diagnosis.states import (
     Object,
@@ -239,9 +243,44 @@ def test_large_numbers_of_a_tenant_cost_no_work() -> None:
     assert f"{(1 << 31) - 1} pods missing" in evidence
 
 
+_DESCRIBED = "Name: p{}\nNamespace: team\nPriority: 0\nNode: a/10.0.0.1\nContainers:\n  main:\n    Image: x\n\n\n"
+TEXTS: dict[str, Callable[[int], str]] = {
+    "described pods": lambda size: "".join(_DESCRIBED.format(number) for number in range(size)),
+    "blank lines in a description": lambda size: _DESCRIBED.format(0) + "\n" * size,
+    "rows of events": lambda size: "".join(f"3m Warning Failed Pod/p{number} text\n" for number in range(size)),
+    "rows of pods": lambda size: "".join(f"p{number} 0/1 Pending 0 3m\n" for number in range(size)),
+    "manifests": lambda size: "apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\n---\n" * size,
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_work_grows_with_the_length_of_a_pasted_text(name: str) -> None:
+    once, twice = (_lines_of(partial(read_pasted, TEXTS[name](size).encode())) for size in (100, 200))
+
+    assert twice < 2.2 * once
+
+
+@pytest.mark.parametrize("pattern", [sharing._SHARES, sharing._MPS, sharing._REPLICAS, tables._WIDE])
+def test_long_runs_of_blanks_cost_little(pattern: re.Pattern[str]) -> None:
+    """With work that grew with the square, this would take minutes."""
+    assert pattern.search("\n" * 200_000) is None
+    assert pattern.match("kubelet  message" + " " * 200_000 + "x") is None
+
+
 def _lines_for(shape: Callable[[int], Iterator[Object]], size: int) -> int:
     """Return how many lines a diagnosis of the state and its report execute."""
     state = snapshot(*(node(f"n{number}") for number in range(4)), *shape(size))
+
+    def diagnose_and_print() -> None:
+        report = report_of(state, None, "", None, overview=True)
+        list(terminal.page(report, 100))
+        markdown_page(report)
+        json.dumps(document(report), default=str)
+
+    return _lines_of(diagnose_and_print)
+
+
+def _lines_of(work: Callable[[], object]) -> int:
     lines = 0
 
     def count(_frame: FrameType, event_name: str, _value: object) -> Any:
@@ -252,10 +291,7 @@ def _lines_for(shape: Callable[[int], Iterator[Object]], size: int) -> int:
     former = sys.gettrace()
     sys.settrace(count)
     try:
-        report = report_of(state, None, "", None, overview=True)
-        list(terminal.page(report, 100))
-        markdown_page(report)
-        json.dumps(document(report), default=str)
+        work()
     finally:
         sys.settrace(former)
     return lines

@@ -30,9 +30,9 @@ UNREAD = _scheduled(
 CAUSES = (UNREAD,)
 
 _GPU, _LABEL = "nvidia.com/gpu", "nvidia.com/device-plugin.config"
-_SHARES = re.compile(r"^\s*(?:timeSlicing|mps)\s*:", re.MULTILINE)
-_MPS = re.compile(r"^\s*mps\s*:", re.MULTILINE)
-_REPLICAS = re.compile(r"^[\s-]*replicas\s*:\s*[\"']?(\d{1,5})\b", re.MULTILINE)
+_SHARES = re.compile(r"^[ \t]*(?:timeSlicing|mps)[ \t]*:", re.MULTILINE)
+_MPS = re.compile(r"^[ \t]*mps[ \t]*:", re.MULTILINE)
+_REPLICAS = re.compile(r"^[ \t-]*replicas[ \t]*:[ \t]*[\"']?(\d{1,5})\b", re.MULTILINE)
 _POLICIES = "clusterpolicies.nvidia.com"
 _KEPT = (
     "If Helm or another tool writes the ClusterPolicy, set `devicePlugin.config.name` and `.default` there, too: its "
