@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from diagnosis.causes.compute_domains import DOMAIN_NOT_READY, PEER_LOST
-from diagnosis.causes.pod_startup_table import CLAIM_API, DRIVER_CALL, IF_HELD
+from diagnosis.causes.pod_startup_table import CLAIM_API, IF_HELD
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import DOMAIN_LABEL, Role, is_ready
-from diagnosis.facts.dra_drivers import daemon_pods, domain_of, no_driver, plugin_on
+from diagnosis.facts.dra_drivers import DRIVER_CALL, daemons_on, domain_of, no_driver, plugin_on
 from diagnosis.facts.efa import NETWORK_DRIVERS, claim_of
 from diagnosis.facts.safe_steps import make_again
 from diagnosis.model import Certainty, FoundCause, origins
@@ -30,6 +30,33 @@ _NOT_OURS = re.compile(
     r"resourceclaims\S{0,40} \S{1,260} not found|: not allocated|is not allowed to use resource ?claim", re.IGNORECASE
 )
 """Texts of the kubelet about a claim that was deleted, or is not allocated or reserved for the pod."""
+OF_CLAIM = re.compile(r"unresolvable CDI devices k8s\.[a-z0-9.-]{1,253}/(?:claim|device)=")
+"""Text of a runtime about a device that a DRA driver has prepared."""
+_ANEW = (
+    (
+        OF_CLAIM,
+        (
+            "The pod still names the devices of an earlier preparation, which are gone since a reboot of the node or a "
+            "change of the driver: the kubelet does not prepare them again for the same pod. Create the pod again."
+        ),
+    ),
+    (
+        _NOT_OURS,
+        (
+            "The claim was deleted, or no scheduler allocated it for this pod: `spec.nodeName` in a pod's template "
+            "bypasses the scheduler, and before Kubernetes 1.34 kube-scheduler needs the feature gate "
+            "DynamicResourceAllocation, too. Then create the pod again, so that its claims are allocated anew."
+        ),
+    ),
+    (
+        re.compile("unable to get claim info"),
+        (
+            "The kubelet has prepared only some of the pod's claims. If running pods share one of them, it is "
+            "kubernetes/kubernetes issue 135901: end those first. Then create the pod again."
+        ),
+    ),
+)
+"""Steps by texts about pods that must be created again."""
 _KNOWN = {
     "the server could not find the requested resource": (
         f"The DRA driver requests a version of {_API} that the API server does not serve: use a release of the driver "
@@ -60,9 +87,8 @@ def explained(snapshot: Snapshot, found: FoundCause, pod: Pod, text: str) -> Fou
     if found.cause is CLAIM_API:
         return _of_versions(snapshot, found, pod.spec.node)
     domain = domain_of(snapshot, pod)
-    because = (
-        origins((DOMAIN_NOT_READY, PEER_LOST), domain.subject) if domain is not None and DRIVER_CALL in text else ()
-    )
+    waits = domain is not None and DRIVER_CALL in text
+    because = origins((DOMAIN_NOT_READY, PEER_LOST), domain.subject) if domain is not None and waits else ()
     look = f"Read all messages about it: {kubectl('describe', pod.meta)}"
     return replace(found, remedy=(*_steps(snapshot, pod, text), look), because_of=because)
 
@@ -78,10 +104,10 @@ def _of_versions(snapshot: Snapshot, found: FoundCause, name: str) -> FoundCause
     asks = (
         f"kubelet {kubelet} requests claims of {_API}/{requested}" if requested else "its kubelet's version is unknown"
     )
-    lists = f"lists them in {_API}/{served}" if served else "lists them in a version that is not visible"
-    evidence = f"node/{name}: {asks}; the API server {lists}"
-    steps = [f"List the versions that the API server serves: {command('kubectl', 'get', '--raw', f'/apis/{_API}')}"]
+    lists = f"{_API}/{served}" if served else "a version that is not visible"
+    evidence = f"node/{name}: {asks}; the API server lists them in {lists}"
     is_skew = bool(requested and served) and requested != served
+    steps = [f"List the versions that the API server serves: {command('kubectl', 'get', '--raw', f'/apis/{_API}')}"]
     if not is_skew:
         steps.append(found.cause.remedy)
     elif _VERSIONS.index(requested) > _VERSIONS.index(served):
@@ -91,8 +117,8 @@ def _of_versions(snapshot: Snapshot, found: FoundCause, name: str) -> FoundCause
             "by the version of its node pool; move its pods away first."
         )
     else:
-        flag = f"`--runtime-config={_API}/{requested}=true`"
         steps.append(f"Upgrade the kubelet of {name} to 1.34 or newer; move its pods away first.")
+        flag = f"`--runtime-config={_API}/{requested}=true`"
         steps += [f"Until then, start each kube-apiserver with {flag}."] if "beta" in requested else []
     steps.append("The kubelet tries again by itself: the pod then starts. The DRA driver has no part in this.")
     certainty = Certainty.PROVEN if is_skew else Certainty.LIKELY
@@ -104,42 +130,39 @@ def _steps(snapshot: Snapshot, pod: Pod, text: str) -> Iterator[str]:
     drivers = " ".join((text, *(device for claim in claims if claim is not None for device in claim.devices)))
     role = Role.NETWORK_DRA if any(name in drivers for name in NETWORK_DRIVERS) else Role.DRA_DRIVER
     plugin, node = plugin_on(snapshot, pod.spec.node, role), pod.spec.node
-    if _NOT_OURS.search(text):
-        yield (
-            "The claim was deleted, or no scheduler allocated it for this pod: `spec.nodeName` in a pod's template "
-            "bypasses the scheduler. Then create the pod again, so that its claims are allocated anew."
-        )
+    if anew := next((step for words, step in _ANEW if words.search(text)), ""):
+        yield anew
         yield from make_again(snapshot, [pod])
     elif unregistered := _UNREGISTERED.search(text):
-        yield from _register(snapshot, node, role, unregistered[1])
+        yield _register(snapshot, node, role, unregistered[1])
     elif known := next((step for words, step in _KNOWN.items() if words in text), ""):
         yield known
     elif DOMAIN_NOT_READY.texts[0].search(text):
-        there = (each for some in daemon_pods(snapshot).values() for each in some if each.spec.node == node)
-        daemon = next(there, None)
         find = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", DOMAIN_LABEL)
+        daemon = next(daemons_on(snapshot, node), None)
         log = logs(daemon.meta, "--tail=100") if daemon is not None else f"{find} lists the daemons."
         yield f"Read the log of the ComputeDomain's IMEX daemon on {node}: {log}"
         yield IF_HELD
     elif plugin is not None:
+        if "empty device edits" in text:
+            yield f"The driver's pod has outdated files since a change of the toolkit: {kubectl('delete', plugin.meta)}"
         yield f"Read the log of the driver's pod there: {logs(plugin.meta, '--all-containers', '--tail=100')}"
     else:
         yield f"Find the driver's pod on the node, and read its log: {pods_on(node)}"
 
 
-def _register(snapshot: Snapshot, name: str, role: Role, driver: str) -> Iterator[str]:
-    """Yield the steps after which the kubelet knows the driver."""
+def _register(snapshot: Snapshot, name: str, role: Role, driver: str) -> str:
+    """Return the step after which the kubelet knows the driver."""
     plugin, node = plugin_on(snapshot, name, role), snapshot.by_node.get(name)
     if plugin is None or not is_ready(plugin):
-        yield no_driver(snapshot, name, role)
-    elif node is not None and _LOSES_DRIVERS.match(node.kubelet):
-        yield (
+        return no_driver(snapshot, name, role)
+    if node is not None and _LOSES_DRIVERS.match(node.kubelet):
+        return (
             f"{plugin.subject} runs there, and kubelet {node.kubelet} forgets a driver after 30 idle minutes: upgrade "
             "it to 1.34.2 or newer. Until then, restart it on the node: `systemctl restart kubelet`"
         )
-    else:
-        yield (
-            f"{plugin.subject} runs there, and the kubelet does not know {driver}: make that pod again, so that it "
-            f"registers: {kubectl('delete', plugin.meta)}. If that does not help, check that the driver's chart has "
-            "the directory of the kubelet: /var/lib/kubelet by default."
-        )
+    return (
+        f"{plugin.subject} runs there, and the kubelet does not know {driver}: make that pod again, so that it "
+        f"registers: {kubectl('delete', plugin.meta)}. If that does not help, check that the driver's chart has "
+        "the directory of the kubelet: /var/lib/kubelet by default."
+    )

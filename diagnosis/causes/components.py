@@ -13,11 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from diagnosis.causes.admission import refused_workloads
-from diagnosis.causes.pod_startup_table import CLAIM_FAILS, NODES
+from diagnosis.causes.pod_startup_table import CLAIM_API, CLAIM_FAILS, NODES
 from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
 from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
 from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
+from diagnosis.facts.dra_drivers import CLAIM_EVENT
 from diagnosis.facts.gke_driver import INSTALLER, installer_steps
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
 from diagnosis.facts.gpu_requests import asks_for_gpus, gpu_pods_on
@@ -233,6 +234,45 @@ HINTS = (
     Hint(
         "Imex session|NV_ERR_IN_USE",
         "Another IMEX daemon of the node holds the only session: the host's nvidia-imex, or another ComputeDomain's.",
+    ),
+    Hint(
+        "NVIDIA_DRIVER_ROOT|nvidiaDriverRoot",
+        (
+            "The DRA driver finds no GPU driver: set nvidiaDriverRoot in its Helm values to where that is: / for one "
+            "on the host, /run/nvidia/driver for the GPU operator's, /home/kubernetes/bin/nvidia on GKE."
+        ),
+    ),
+    Hint(
+        "NVLink fabric (?:not attached|registration error)|empty cluster UUID, refusing to start",
+        (
+            "The GPUs are not registered with their NVLink fabric, and the plugin restarts until they are. If "
+            "`nvidia-smi -q | grep -A 4 Fabric` on the node does not change to Completed, repair the fabric manager, "
+            "on an NVL72 rack the switches. A cluster without multi-node NVLink needs no ComputeDomains: set "
+            "resources.computeDomains.enabled=false in the DRA driver's Helm values."
+        ),
+    ),
+    Hint(
+        r"IMEX channel '?\d|nvidia-caps-imex-channels",
+        (
+            "The node's GPU driver has no IMEX channels: it is not loaded, too old, or the GPUs have no multi-node "
+            "NVLink. Without that, set resources.computeDomains.enabled=false in the DRA driver's Helm values."
+        ),
+    ),
+    Hint(
+        "checkpoint is corrupted|checkpoint failed checksum",
+        (
+            "Another version of the DRA driver wrote its checkpoint: return to that version. Otherwise move the file "
+            "away on the node, /var/lib/kubelet/plugins/gpu.nvidia.com/checkpoint.json, for the container "
+            "compute-domains that of compute-domain.nvidia.com, and create the node's pods with claims again."
+        ),
+    ),
+    Hint(
+        "No valid EFA devices found",
+        (
+            "The machine has no EFA interface. If its pods need none, keep the plugin off it with a node selector. "
+            "Otherwise attach them at the launch: by the launch template, with Karpenter by pods that request "
+            "vpc.amazonaws.com/efa."
+        ),
     ),
     Hint(
         "cannot add more nodes, already at maximum",
@@ -571,8 +611,10 @@ def _found(
         evidence.append(f"{unready.node.subject} offers {'no GPUs' if is_empty else shown}")
     independent = unready.stage.reason in IMAGE or unready.stage.kind is StageKind.UNPLACED
     above = () if independent else _STANDS_ON.get(role, ())
-    # A pod whose containers have started has its claims.
-    causes = (each for each in NODES if each is not CLAIM_FAILS or unready.stage.kind is StageKind.CREATING)
+    # Other pods' claims on the node do not concern a pod without a warning about its own.
+    own_claim = (event.message for event in warnings if event.reason == CLAIM_EVENT)
+    refused_claim = unready.stage.kind is StageKind.CREATING and not all(map(CLAIM_API.texts[0].search, own_claim))
+    causes = (each for each in NODES if each is not CLAIM_FAILS or refused_claim)
     own = origins(causes, unready.subject, unready.component.subject)
     runtime = (
         *origins(UNLOADABLE, unready.subject),
@@ -638,7 +680,7 @@ def _remedy(snapshot: Snapshot, unready: UnreadyPod, texts: str) -> Iterator[str
     elif unready.stage.kind is StageKind.FAILS and unready.stage.container and unready.stage.reason not in IMAGE:
         previous = ("--previous",) if unready.stage.reason == "CrashLoopBackOff" else ()
         yield f"Find out why it exits: {logs(pod.meta, '-c', unready.stage.container, '--tail=50', *previous)}"
-    elif unready.stage.kind is StageKind.UNREADY:
+    elif unready.stage.kind in (StageKind.UNREADY, StageKind.INIT):
         yield f"Find out why it is not ready: {logs(pod.meta, '-c', unready.stage.container, '--tail=50')}"
     else:
         yield f"Find the reason: {kubectl('describe', pod.meta)}"

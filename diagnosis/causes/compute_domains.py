@@ -8,16 +8,17 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.pod_startup_table import CLAIM_EVENT, DRIVER_CALL, IF_HELD, IMEX_HELD
+from diagnosis.causes.pod_startup_table import IF_HELD, IMEX_HELD
 from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import DOMAIN_LABEL, Role, components, is_ready
 from diagnosis.facts.dra_drivers import (
-    CLIQUE_LABEL,
+    CLAIM_EVENT,
+    DRIVER_CALL,
     DomainView,
     claims_channel,
     controller,
-    daemon_pods,
+    daemons_on,
     domain_views,
     is_placed,
     no_driver,
@@ -36,10 +37,8 @@ from diagnosis.facts.symptoms import (
 )
 from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, Search, Signature, TextSource, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
-from healthcheck.text.naming import named
 
 _SOURCE = "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu"
 _domain = Family(Link.RUNTIME)
@@ -99,33 +98,32 @@ class Reason(Struct, frozen=True):
 
 def find_held(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield nodes whose own IMEX service keeps the daemon of a ComputeDomain from its session."""
-    daemons = (pod for each in components(snapshot) if each.role in _IMEX_ROLES for pod in each.pods)
-    logged = (snapshot.pod[subject] for subject, _ in snapshot.logs if subject in snapshot.pod)
-    for pod in {pod.subject: pod for pod in (*daemons, *logged) if is_placed(pod)}.values():
-        node = pod.spec.node
+    pods = [pod for each in components(snapshot) if each.role in _IMEX_ROLES for pod in each.pods]
+    pods += (snapshot.pod[subject] for subject, _ in snapshot.logs if subject in snapshot.pod)
+    for pod in {pod.subject: pod for pod in pods if is_placed(pod) and not is_ready(pod)}.values():
         texts = [symptom for state in pod.states for symptom in (*of_state(state), *of_log(snapshot, pod, state.name))]
-        known = recognised(_HELD, (*texts, *of_events(standing_events(snapshot, pod)))) if not is_ready(pod) else None
-        others = (each for some in daemon_pods(snapshot).values() for each in some if each.spec.node == node)
+        known = recognised(_HELD, (*texts, *of_events(standing_events(snapshot, pod))))
         # The session may be that of another domain's daemon, which is ending.
-        if known is not None and all(each.subject == pod.subject for each in others):
+        if known is not None and all(each.subject == pod.subject for each in daemons_on(snapshot, pod.spec.node)):
             stop = (
-                f"On {node}, stop the host's service: `systemctl disable --now nvidia-imex`, then `systemctl mask "
-                "nvidia-imex`. If programs outside of Kubernetes need it, use the driver's host-managed mode."
+                f"On {pod.spec.node}, stop the host's service: `systemctl disable --now nvidia-imex`, then `systemctl "
+                "mask nvidia-imex`. If programs outside of Kubernetes need it, use the driver's host-managed mode."
             )
             again = f"Then make the daemon's pod again: {kubectl('delete', pod.meta)}"
             steps = (stop, again, "Keep it off in the nodes' image, too: the driver's package enables it.")
-            yield FoundCause(IMEX_HELD, f"node/{node}", (f"{pod.subject}: {known}",), steps, (pod.subject,))
+            yield FoundCause(IMEX_HELD, f"node/{pod.spec.node}", (f"{pod.subject}: {known}",), steps, (pod.subject,))
 
 
 def find_domains(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield domains that keep their pods waiting, or whose status does not match their daemons."""
     for view in domain_views(snapshot):
-        yield from _not_ready(snapshot, view)
+        held = [pod for pod in view.users if _is_held(snapshot, view, pod)]
+        if held:
+            yield _not_ready(snapshot, view, held)
         peers = (_lost_peer(snapshot, view, name) for name in dict.fromkeys((*view.registered, *view.daemons)))
         lost = [reason for reason in peers if reason is not None]
         for cause, reasons in ((PEER_LOST, lost), (INDEX, [*_misnumbered(snapshot, view)])):
             if reasons:
-                is_beneath = all(reason.because_of for reason in reasons)
                 yield FoundCause(
                     cause,
                     view.domain.subject,
@@ -133,27 +131,26 @@ def find_domains(snapshot: Snapshot) -> Iterator[FoundCause]:
                     (*dict.fromkeys(reason.step for reason in reasons), _JOB, _PREVENT),
                     tuple(pod.subject for pod in view.users),
                     max(reason.certainty for reason in reasons),
-                    tuple(origin for reason in reasons for origin in reason.because_of) if is_beneath else (),
+                    _origins(reasons) if all(reason.because_of for reason in reasons) else (),
                 )
 
 
-def _not_ready(snapshot: Snapshot, view: DomainView) -> Iterator[FoundCause]:
-    waiting = [pod for pod in view.users if is_stuck(pod) and _waits_for_claim(snapshot, pod)]
-    held = [pod for pod in waiting if view.domain.status != "Ready" or not view.has_ready(pod.spec.node)]
-    if held:
-        yield _held(snapshot, view, held)
+def _origins(reasons: Sequence[Reason]) -> tuple[Origin, ...]:
+    return tuple(origin for reason in reasons for origin in reason.because_of)
 
 
-def _waits_for_claim(snapshot: Snapshot, pod: Pod) -> bool:
+def _is_held(snapshot: Snapshot, view: DomainView, pod: Pod) -> bool:
     """Whether the pod has waited for long for the driver: by its newest event about claims, else by its containers."""
+    if not is_stuck(pod) or (view.domain.status == "Ready" and view.has_ready(pod.spec.node)):
+        return False
     events = standing_events(snapshot, pod)
     asked = [DRIVER_CALL in event.message for event in events if event.reason == CLAIM_EVENT][:1]
     creating = all(state.waiting in ("", "ContainerCreating", "PodInitializing") for state in pod.states)
     return creating and (not events or asked == [True]) and older(snapshot, scheduled_at(pod), _LASTS)
 
 
-def _held(snapshot: Snapshot, view: DomainView, held: Sequence[Pod]) -> FoundCause:
-    domain, nodes = view.domain, sorted({pod.spec.node for pod in view.users})
+def _not_ready(snapshot: Snapshot, view: DomainView, held: Sequence[Pod]) -> FoundCause:
+    domain, nodes = view.domain, {pod.spec.node for pod in view.users}
     ready = sum(each.status == "Ready" for each in domain.nodes)
     of_nodes = f"{len(domain.nodes)} nodes have registered, and {ready} are ready"
     evidence = [f"{domain.subject}: {domain.status or 'no status'}; {of_nodes}"]
@@ -166,12 +163,6 @@ def _held(snapshot: Snapshot, view: DomainView, held: Sequence[Pod]) -> FoundCau
             f"Start workers on {domain.wanted} different nodes. numNodes can't be changed: if it is wrong, end the "
             "job, then create domain and job again with numNodes 0, which waits for no number."
         )
-    is_labelled = any(CLIQUE_LABEL in node.meta.labels for node in snapshot.nodes)
-    found = ((view.clique(snapshot, name), name) for name in nodes)
-    cliques = grouped((clique, name) for clique, name in found if clique or is_labelled)
-    if len(cliques) > 1:
-        shown = "; ".join(f"{clique or 'none'}: {named(some, _MOST)}" for clique, some in cliques.items())
-        evidence.append(f"its nodes have different NVLink cliques, and memory is shared within one only: {shown}")
     return FoundCause(
         DOMAIN_NOT_READY,
         domain.subject,
@@ -179,7 +170,7 @@ def _held(snapshot: Snapshot, view: DomainView, held: Sequence[Pod]) -> FoundCau
         (*(dict.fromkeys(steps) or [_of_controller(snapshot)]), _RETRY),
         tuple(pod.subject for pod in held),
         Certainty.PROVEN if steps else Certainty.LIKELY,
-        tuple(origin for reason in reasons for origin in reason.because_of),
+        _origins(reasons),
     )
 
 
@@ -188,14 +179,16 @@ def _of_node(snapshot: Snapshot, view: DomainView, name: str) -> Reason | None:
     node, daemon = snapshot.by_node.get(name), view.daemons.get(name)
     if node is not None and not node.ready:
         return _not_ready_node(node)
-    if daemon is not None and not is_ready(daemon):
+    if daemon is None:
+        return _without_daemon(snapshot, view, node) if node is not None else None
+    if not is_ready(daemon):
         because = origins((IMEX_HELD, NOT_READY[Role.DOMAIN_DAEMON]), f"node/{name}", *snapshot.line(daemon.meta)[1:])
         look = f"Read the log of the daemon on {name}: {logs(daemon.meta, '--tail=100')}. {IF_HELD}"
         return Reason(f"{daemon.subject} on node/{name}: {stage(daemon, snapshot.now)}", look, because)
-    if daemon is not None and not view.has_ready(name):
-        state = "is NotReady in the domain's status" if name in view.registered else "is not in the domain's status"
-        return Reason(f"{daemon.subject} is ready, and node/{name} {state}", _again(daemon))
-    return _without_daemon(snapshot, view, node) if daemon is None and node is not None else None
+    if view.has_ready(name):
+        return None
+    state = "is NotReady in the domain's status" if name in view.registered else "is not in the domain's status"
+    return Reason(f"{daemon.subject} is ready, and node/{name} {state}", _again(daemon))
 
 
 def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason | None:
@@ -208,11 +201,12 @@ def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason 
         made = next((each for each in snapshot.daemon_sets if each.meta.labels.get(DOMAIN_LABEL) == uid), None)
         look = f"Find out why it has no pod on {node.name}: {kubectl('describe', made.meta)}" if made else ""
         return Reason(f"{none}, and has the domain's label", look or _of_controller(snapshot))
-    if label and (other := next((each for each in snapshot.domains if each.meta.uid == label), None)) is not None:
-        step = f"Wait until the pods of {other.subject} on {node.name} have ended, or use another node."
-        return Reason(f"{none}: it is in {other.subject}, and can be in one domain only", step)
     if label:
+        other = next((each.subject for each in snapshot.domains if each.meta.uid == label), "")
         remove = command("kubectl", "label", "node", node.name, f"{DOMAIN_LABEL}-")
+        if other:
+            step = f"Wait until the pods of {other} on {node.name} have ended, or use another node."
+            return Reason(f"{none}: it is in {other}, and can be in one domain only", step)
         return Reason(f"{none}: it has the label of a domain that is gone, {label}", f"Remove that label: {remove}")
     if plugin is None or not is_ready(plugin):
         because = origins((NOT_READY[Role.DRA_DRIVER],), node.subject)
@@ -255,11 +249,11 @@ def _has_run(snapshot: Snapshot, pod: Pod) -> bool:
 
 def _misnumbered(snapshot: Snapshot, view: DomainView) -> Iterator[Reason]:
     """Yield daemons that share an index, or whose log shows another one than the status."""
-    first: dict[tuple[str, int], str] = {}
+    first: dict[tuple[str, int | None], str] = {}
     # Without a fabric, no daemon uses its index.
     entries = [one for one in view.registered.values() if one.clique and one.index is not None and one.index >= 0]
     for entry in entries:
-        holder, daemon = first.setdefault((entry.clique, entry.index or 0), entry.name), view.daemons.get(entry.name)
+        holder, daemon = first.setdefault((entry.clique, entry.index), entry.name), view.daemons.get(entry.name)
         if holder != entry.name:
             text = f"node/{holder} and node/{entry.name} both have index {entry.index} in clique {entry.clique}"
             find = command("kubectl", "get", "pods", "-A", "-o", "wide", "-l", f"{DOMAIN_LABEL}={view.domain.meta.uid}")
@@ -267,12 +261,12 @@ def _misnumbered(snapshot: Snapshot, view: DomainView) -> Iterator[Reason]:
         if daemon is None:
             continue
         log = "\n".join(symptom.text for state in daemon.states for symptom in of_log(snapshot, daemon, state.name))
-        named = {address: int(index) for index, address in _DNS_NAME.findall(log)}
         own = [int(index) for index in _OWN_ID.findall(log)][-1:]
         if own not in ([], [entry.index]):
             certainty = Certainty.PROVEN if _DNS_PREFIX in log else Certainty.LIKELY
             text = f"{daemon.subject} runs as ID {own[0]}, and the status has index {entry.index} for node/{entry.name}"
             yield Reason(text, _again(daemon), certainty=certainty)
+        named = {address: int(index) for index, address in _DNS_NAME.findall(log)}
         for peer in entries:
             if peer.clique == entry.clique and named.get(peer.address, peer.index) != peer.index:
                 text = f"{daemon.subject} has {peer.address} as {named[peer.address]}, the status as index {peer.index}"

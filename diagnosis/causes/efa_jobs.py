@@ -65,7 +65,8 @@ FALLS_BACK = _running(
     "lists the devices; the nodes' security group has to allow all traffic from and to itself.",
     failing(
         r"NET/Plugin: No plugin found \(libnccl-net\.so\)|NET/OFI (?:No eligible providers were found"
-        r"|aws-ofi-nccl initialization failed|Couldn't find any optimal provider)|fi_getinfo: -61\b"
+        r"|aws-ofi-nccl initialization failed|Could(?:n't| not) find any optimal provider"
+        r"|OFI fi_getinfo\(\) call failed)|fi_getinfo: -61\b"
         r"|Initialized NET plugin Socket|Using network Socket"
         r"|Selected provider is (?:tcp|sockets|udp|verbs)\b",
         "NCCL, aws-ofi-nccl",

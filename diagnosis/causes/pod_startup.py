@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from diagnosis.causes.claim_preparation import explained
+from diagnosis.causes.claim_preparation import OF_CLAIM, explained
 from diagnosis.causes.components import NOT_READY
 from diagnosis.causes.pod_startup_table import (
     ATTACH,
@@ -20,7 +20,6 @@ from diagnosis.causes.pod_startup_table import (
     CDI_STALE,
     CDI_UNRESOLVED,
     CLAIM_API,
-    CLAIM_EVENT,
     CLAIM_FAILS,
     COMMAND_MISSING,
     CONFIG_MISSING,
@@ -50,7 +49,7 @@ from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.crio_advice import without_class
-from diagnosis.facts.dra_drivers import claims_channel
+from diagnosis.facts.dra_drivers import CLAIM_EVENT, claims_channel
 from diagnosis.facts.gke_driver import driver_steps
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.log_lines import Hint, fix_of
@@ -83,7 +82,7 @@ from healthcheck.probes.container_runtime.distributions import GKE
 
 _EVENT = TextSource.EVENT
 _INJECTION = texts_in(_EVENT, (DEVICE_FILES, NOT_READY[Role.MPS], *INJECTION))
-_CREATION = texts_in(_EVENT, (COMMAND_MISSING,))
+_CREATION = texts_in(_EVENT, (COMMAND_MISSING, CLAIM_FAILS))
 _CONFIG = texts_in(_EVENT, (CONFIG_MISSING,))
 _IMAGES = texts_in(_EVENT, (IMAGE_NO_SPACE, IMAGE_REFUSED, IMAGE_PLATFORM, IMAGE_ABSENT))
 _VOLUMES = ((DRIVER_NOT_LOADED, NO_DEVICE_FILE), *texts_in(_EVENT, (VOLUME_ELSEWHERE, VOLUME_FAILS)))
@@ -340,7 +339,8 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
     remedy = (*_special(known, images, node), *_own(snapshot, known, stuck, node), look)
     affected = tuple(one.pod.subject for one in stuck)
     found = FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
-    return explained(snapshot, found, pod, known.symptom.text) if known.cause in (CLAIM_API, CLAIM_FAILS) else found
+    is_of_claim = known.cause in (CLAIM_API, CLAIM_FAILS) or OF_CLAIM.search(known.symptom.text)
+    return explained(snapshot, found, pod, known.symptom.text) if is_of_claim else found
 
 
 def _own(snapshot: Snapshot, known: Recognised, stuck: list[RecognisedPod], node: Node | None) -> tuple[str, ...]:

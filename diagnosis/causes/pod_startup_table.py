@@ -281,8 +281,6 @@ VOLUME_FAILS = _runtime(
     "Follow its message: check the storage driver on the node, the host path, or the claim.",
     Signature(r"", _KUBELET, _EVENT),
 )
-CLAIM_EVENT, DRIVER_CALL = "FailedPrepareDynamicResources", "NodePrepareResources"
-"""Event about a claim, and the words in it if the kubelet has called the driver."""
 CLAIM_API = _runtime_on_node(
     "ClaimApiVersionMismatched",
     "The kubelet requests ResourceClaims in an API version that the API server does not serve: the two have versions "
@@ -301,6 +299,7 @@ CLAIM_FAILS = _runtime_on_node(
     "ClaimNotPrepared",
     "The pod's claim of dynamic resource allocation is not prepared on the node.",
     "Read the log of the DRA driver's kubelet plugin on the node.",
+    starting(r"unable to get claim info for ResourceClaim", _KUBELET),
     follows=("DraDriverNotReady", "NetworkDraDriverNotReady", "ImexHeldByHost", "ComputeDomainDaemonNotReady"),
 )
 IF_HELD = "If it has NV_ERR_IN_USE, turn the host's service off on the node: `systemctl disable --now nvidia-imex`"

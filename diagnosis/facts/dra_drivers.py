@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Struct
@@ -16,7 +16,8 @@ from diagnosis.snapshot.dra import ComputeDomain, DomainNode
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.pods import Pod
 
-CLIQUE_LABEL = "nvidia.com/gpu.clique"
+CLAIM_EVENT, DRIVER_CALL = "FailedPrepareDynamicResources", "NodePrepareResources"
+"""Event about a claim, and the words in it if the kubelet has called the driver."""
 _CHANNEL = re.compile(r"compute-?domain|\bimex\b", re.IGNORECASE)
 """DeviceClass, driver and usual names of claims of an IMEX channel: `compute-domain-default-channel.nvidia.com`."""
 
@@ -32,18 +33,19 @@ class DomainView(Struct, frozen=True):
     def has_ready(self, node: str) -> bool:
         return node in self.registered and self.registered[node].status == "Ready"
 
-    def clique(self, snapshot: Snapshot, node: str) -> str:
-        """Return the node's NVLink clique, as registered, else by its label; '' without one."""
-        clique = self.registered[node].clique if node in self.registered else ""
-        known = snapshot.by_node.get(node)
-        return clique or (known.meta.labels.get(CLIQUE_LABEL, "") if known is not None else "")
-
 
 def claims_channel(snapshot: Snapshot, pod: Pod) -> bool:
-    """Whether a claim of the pod is for an IMEX channel: by its class or device, or by name if it is not visible."""
+    """Whether a claim of the pod is for an IMEX channel: by its class or device, or by name if it is not visible.
+
+    A claim that is not visible counts, too, if the kubelet's event names a driver of NVIDIA's.
+    """
     for name, source in pod.spec.claims.items():
         claim = claim_of(snapshot, pod, name)
-        texts = (name, source) if claim is None else (*claim.devices, *(each.device_class for each in claim.requests))
+        if claim is None:
+            events = (each.message for each in snapshot.events_of(pod) if each.reason == CLAIM_EVENT)
+            texts = [name, source, *("imex" for message in events if ".nvidia.com" in message)]
+        else:
+            texts = [*claim.devices, *(each.device_class for each in claim.requests)]
         if any(map(_CHANNEL.search, texts)):
             return True
     return False
@@ -78,6 +80,11 @@ def daemon_pods(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
     return grouped((uid, pod) for uid, pod in labelled if uid)
 
 
+def daemons_on(snapshot: Snapshot, node: str) -> Iterator[Pod]:
+    """Yield the pods of IMEX daemons on the node, of any domain."""
+    yield from (pod for some in daemon_pods(snapshot).values() for pod in some if pod.spec.node == node)
+
+
 @lru_cache(maxsize=1)
 def _by_template(snapshot: Snapshot) -> Mapping[tuple[str, str], ComputeDomain]:
     return {(each.meta.namespace, each.template): each for each in snapshot.domains if each.template}
@@ -105,5 +112,6 @@ def no_driver(snapshot: Snapshot, node: str, role: Role = Role.DRA_DRIVER) -> st
     sets = (each.meta for each in components(snapshot) if each.role is role and each.meta.kind == "DaemonSet")
     plugin = plugin_on(snapshot, node, role)
     meta = plugin.meta if plugin is not None else next(sets, None)
-    look = kubectl("describe", meta) if meta is not None else pods_on(node)
-    return f"Find out why the driver has no ready pod on {node}: {look}"
+    if meta is not None:
+        return f"Find out why the driver has no ready pod on {node}: {kubectl('describe', meta)}"
+    return f"No {role.value} is visible: install it if it is missing, or find its pod on {node}: {pods_on(node)}"

@@ -135,6 +135,45 @@ def test_driver_that_the_kubelet_has_forgotten_is_registered_again(kubelet: str,
     assert step in problem.found.steps[0]
 
 
+@pytest.mark.parametrize("objects", [[], [node("a", None)]])
+def test_event_that_names_nvidias_driver_is_about_a_gpu_pod(objects: list[Object]) -> None:
+    """The claim is not visible, and its name says nothing."""
+    ours = judged(*objects, *stuck("DRA driver compute-domain.nvidia.com is not registered", "chan"))
+    other = judged(*objects, *stuck("DRA driver dra.net is not registered", "chan"))
+
+    assert results(ours) == [("ClaimNotPrepared", "node/a")]
+    assert "No DRA driver is visible: install it if it is missing" in ours.problems[0].found.steps[0]
+    assert not results(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CDI device injection failed: unresolvable CDI devices k8s.gpu.nvidia.com/claim=6fa86616-gpu-0",
+        "internal error: unable to get claim info for ResourceClaim c1",
+    ],
+)
+def test_pod_whose_devices_are_those_of_an_earlier_preparation_is_created_again(text: str) -> None:
+    waits = stuck("")[0]
+    waits["status"] |= {"containerStatuses": [waiting("CreateContainerError", text)]}
+
+    (problem,) = judged(node("a"), claim("v1"), waits, *plugin()).problems
+
+    steps = problem.found.steps
+    assert "reate the pod again" in steps[0]
+    assert "`kubectl -n team delete pod t &&" in steps[2]
+    assert "nvidia-ctk" not in " ".join(steps)
+    assert "restart the device plugin" not in " ".join(steps)
+
+
+def test_driver_with_outdated_files_of_the_toolkit_gets_a_new_pod() -> None:
+    text = 'NodePrepareResources failed for claim c1: failed add device "gpu-0": invalid device, empty device edits'
+
+    (problem,) = judged(node("a"), claim("v1"), *stuck(text), *plugin()).problems
+
+    assert "`kubectl -n dra delete pod plugin-a`" in problem.found.steps[0]
+
+
 def test_driver_without_a_pod_on_the_node_is_named() -> None:
     text = "plugin name gpu.nvidia.com not found in the list of registered DRA plugins"
     state = [node("a"), claim("v1beta1"), *stuck(text)]

@@ -260,6 +260,20 @@ def test_daemon_that_does_not_become_ready_explains_its_domain() -> None:
     assert "`kubectl -n dra logs train-b --tail=100`" in found.steps[0]
 
 
+def test_version_skew_that_keeps_the_daemon_from_starting_is_the_one_problem() -> None:
+    daemon = imex("b", "", ready=False)
+    daemon["status"] |= {"phase": "Pending", "containerStatuses": [waiting("ContainerCreating", name="c")]}
+    skew = (
+        "failed to fetch ResourceClaim c1 referenced by pod train-b: the server could not find the requested resource"
+    )
+    failed = event(daemon, "FailedPrepareDynamicResources", f"Failed to prepare dynamic resources: {skew}", count=30)
+
+    (problem,) = judged(*state(not_ready(READY_A), *held(), daemon), failed).problems
+
+    assert (problem.found.cause.name, problem.found.subject) == ("ClaimApiVersionMismatched", "node/b")
+    assert consequences(problem) == [("ComputeDomainDaemonNotReady", "node/b")]
+
+
 @pytest.mark.parametrize(
     ("line", "step"),
     [
@@ -367,18 +381,6 @@ def test_domain_without_a_visible_reason_is_likely() -> None:
 
     assert (found.cause.name, found.certainty) == ("ComputeDomainNotReady", Certainty.LIKELY)
     assert "`kubectl -n dra logs ctl-5d-x --tail=100`" in found.steps[0]
-
-
-def test_different_cliques_are_evidence() -> None:
-    labelled = node("a", labels=MINE | {"nvidia.com/gpu.clique": "c.1"})
-    objects = state(labelled, node("b"), not_ready(), *held(), without=("train-b",))
-    unlabelled = state(node("b"), not_ready(), *held(), without=("train-b",))
-
-    found = domain_problem(*objects, cause="ComputeDomainNotReady").found
-
-    line = "its nodes have different NVLink cliques, and memory is shared within one only: c.1: a; none: b"
-    assert line in found.evidence
-    assert "cliques" not in str(domain_problem(*unlabelled, cause="ComputeDomainNotReady").found.evidence)
 
 
 PEERS: dict[str, tuple[list[Object], str]] = {

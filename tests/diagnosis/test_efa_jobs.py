@@ -335,6 +335,7 @@ FALLBACKS = [
     "[0] NCCL WARN NET/OFI No eligible providers were found",
     "[0] NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
     "[0] NCCL WARN NET/OFI Couldn't find any optimal provider",
+    "nccl_net_ofi_rdma_init:7978 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
     "fi_getinfo: -61 (No data available)",
     "NCCL INFO Initialized NET plugin Socket",
     "NCCL INFO Using network Socket",

@@ -257,6 +257,14 @@ FIXES = [
     (PLUGIN, "/bin/sh: nvidia-smi: not found", "Find out why it exits"),
     (
         PLUGIN,
+        "Error: error getting cliqueID: NVLink fabric not attached (device 0/GPU-8d): state=2, refusing to start",
+        "grep -A 4 Fabric",
+    ),
+    (PLUGIN, "Error: error getting nvcap for IMEX channel '0': error getting device major", "computeDomains.enabled"),
+    (PLUGIN, "Error: unable to get checkpoint: checkpoint is corrupted", "return to that version"),
+    (PLUGIN, "Error to get IB device: %v. No valid EFA devices found", "keep the plugin off it"),
+    (
+        PLUGIN,
         "E1127 10:00:00.000000 1 main.go:1] failed to create FS watcher: too many open files",
         "max_user_instances",
     ),
@@ -310,6 +318,13 @@ WAITS = [
     ("WARN[0005] failed to validate the driver, retrying after 5 seconds", "/usr/bin/nvidia-smi"),
     ('level=info msg="No pre-installed driver detected on the host: exit status 14"', "infoROM"),
     ("No devices were found\ncommand failed, retrying after 5 seconds", "kernelModuleType=open"),
+    (
+        (
+            "Check failed. Has the GPU driver been set up? It is expected to be installed under NVIDIA_DRIVER_ROOT "
+            "(currently set to '/run/nvidia/driver'). libnvidia-ml.so.1: not found"
+        ),
+        "nvidiaDriverRoot in its Helm values",
+    ),
     ("waiting for nvidia container stack to be setup", "check the driver pod there"),
 ]
 

@@ -405,7 +405,7 @@ STATES: dict[tuple[str, str], dict[str, list[Object]]] = {
         ],
     },
     ("DeviceClassMissing", CLASS): {"DRA: no class": [NO_GPUS, *claimed()[:2], devices("gpu-0")]},
-    ("NoDevicesPublished", CLASS): {"DRA: no slices": [*DRA]},
+    ("NoDevicesPublished", CLASS): {"DRA: no slices": [*DRA], "DRA: a slice without devices": [*DRA, devices()]},
     ("NoDeviceMatchesClaim", "resourceclaim/team/one-gpu"): {
         "DRA: no such product": [NO_GPUS, *claimed(H100), devices("gpu-0")]
     },
@@ -736,3 +736,19 @@ def test_devices_of_an_older_generation_are_not_free(count: int, certainty: Cert
     (problem,) = diagnosis.problems
     assert results(diagnosis) == [("DevicesAllAllocated", CLASS)]
     assert (problem.found.certainty, problem.found.evidence[2:]) == (certainty, anew)
+
+
+def test_dra_driver_that_found_no_gpu_gets_a_new_pod() -> None:
+    labels = {"app.kubernetes.io/name": "nvidia-dra-driver-gpu"}
+    driver = pod("plugin-a", 0, on="a", namespace="dra", labels=labels, owner=("DaemonSet", "plugin"))
+
+    (problem,) = judged(*DRA, devices(), driver).problems
+
+    assert "the ResourceSlices of node/a list no device of driver gpu.nvidia.com" in problem.found.evidence[1]
+    assert "`kubectl -n dra delete pod plugin-a`" in problem.found.steps[0]
+
+
+def test_missing_class_of_nvidia_names_the_value_of_its_chart() -> None:
+    (problem,) = judged(NO_GPUS, *claimed()[:2], devices("gpu-0")).problems
+
+    assert "resources.gpus.enabled=true" in problem.found.steps[0]

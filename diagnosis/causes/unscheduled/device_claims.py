@@ -18,16 +18,17 @@ from diagnosis.causes.unscheduled.refused import closed_by, find_closed
 from diagnosis.causes.unscheduled.waiting import Waiting, unplaced
 from diagnosis.causes.verdicts import release_of
 from diagnosis.facts.commands import command, explain, kubectl
-from diagnosis.facts.components import Role, components
+from diagnosis.facts.components import Role, components, is_ready
+from diagnosis.facts.dra_drivers import plugin_on
 from diagnosis.facts.efa import EFA_CLASS, NETWORK_DRIVERS, ROCE_CLASS
 from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
-from diagnosis.facts.gpu_nodes import has_gpu
+from diagnosis.facts.gpu_nodes import GPU_DRIVERS, has_gpu
 from diagnosis.facts.placement import asked_by, selects, tolerates
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import DeviceClass, DeviceTaintRule, Request, ResourceClaim, SliceDevice
+from diagnosis.snapshot.dra import DeviceClass, DeviceTaintRule, Request, ResourceClaim, ResourceSlice, SliceDevice
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Taint
@@ -97,6 +98,21 @@ _CAPACITY = re.compile(
     r"['\"]([^'\"]{1,40})['\"]\)\s{0,3}\)\s{0,3}(>=|>|==|<=|<)\s{0,3}0\s{0,3}\)?\Z",
     re.ASCII,
 )
+_MAKERS = (
+    (
+        re.compile(r"(?:\A|\.)(?:gpu|mig)\.nvidia\.com\Z"),
+        (
+            "It belongs to the GPU part of NVIDIA's DRA driver, which is off by default. Take the device plugin off "
+            "these nodes, because both would give out the same GPUs; then set resources.gpus.enabled=true and "
+            "gpuResourcesEnabledOverride=true in the driver's Helm values."
+        ),
+    ),
+    (
+        re.compile(r"\Acompute-domain-[a-z-]{1,60}\.nvidia\.com\Z"),
+        "Install NVIDIA's DRA driver, with resources.computeDomains.enabled=true in its Helm values.",
+    ),
+)
+"""Steps by the name of a DeviceClass that is missing."""
 _NOT_CREATED = "FailedResourceClaimCreation"
 _CLAIM_DELAY = timedelta(minutes=1)
 """Time in which the controller creates a claim from its template."""
@@ -198,7 +214,7 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 def _by_reason(snapshot: Snapshot, waiting: Waiting, reason: UnfitReason, creation: Sequence[str]) -> FoundCause:
     evidence = (f"the scheduler: {reason.text}", *creation)
     if reason.about is ReasonSubject.CLASS_MISSING:
-        return waiting.found(NO_CLASS, *evidence, subject=f"deviceclass/{reason.what}", certainty=Certainty.LIKELY)
+        return _no_class(waiting, reason.what, evidence, Certainty.LIKELY)
     if reason.about is ReasonSubject.CLAIM_MISSING:
         where = subject("ResourceClaim", waiting.namespace, reason.what) if reason.what else ""
         return waiting.found(NO_CLAIM, *evidence, subject=where, certainty=Certainty.LIKELY)
@@ -265,7 +281,20 @@ def _unmet_request(snapshot: Snapshot, waiting: Waiting, claim: str, request: Re
         yield from _unmet(snapshot, waiting, Demand(text, claim, request, known))
     elif known is None and snapshot.sees("DeviceClass") and request.device_class:
         existing = f"existing DeviceClasses: {', '.join(islice(classes, _MOST)) or 'none'}"
-        yield waiting.found(NO_CLASS, text, existing, subject=f"deviceclass/{request.device_class}")
+        yield _no_class(waiting, request.device_class, (text, existing))
+
+
+def _no_class(
+    waiting: Waiting, name: str, evidence: Sequence[str], certainty: Certainty = Certainty.PROVEN
+) -> FoundCause:
+    makers = (step for names, step in _MAKERS if names.search(name))
+    return waiting.found(
+        NO_CLASS,
+        *evidence,
+        subject=f"deviceclass/{name}",
+        remedy=(next(makers, NO_CLASS.remedy),),
+        certainty=certainty,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -293,12 +322,15 @@ def _without_devices(snapshot: Snapshot, waiting: Waiting, demand: Demand) -> It
         yield other
     elif not of_driver:
         network = driver in NETWORK_DRIVERS or demand.device_class.meta.name in _OTHER_FABRIC
+        empty = [each for pool in snapshot.pools.values() for each in pool if driver in ("", each.driver)]
+        where = named((f"node/{each.node}" for each in empty), _MOST)
+        none = f"the ResourceSlices of {where} list no device" if empty else "no ResourceSlice"
         yield waiting.found(
             NO_DEVICES,
             demand.text,
-            f"no ResourceSlice of driver {driver or demand.device_class.meta.name}; {_drivers(devices)}",
+            f"{none} of driver {driver or demand.device_class.meta.name}; {_drivers(devices)}",
             subject=demand.class_subject,
-            remedy=(_start_driver(snapshot, network=network),),
+            remedy=(*_restarts(snapshot, empty), _start_driver(snapshot, network=network)),
             because_of=_why_no_slices(snapshot, network=network),
         )
     elif (most := max(Counter(device.node for device in matching).values(), default=0)) < count:
@@ -357,6 +389,16 @@ def _why_no_slices(snapshot: Snapshot, *, network: bool) -> tuple[Origin, ...]:
     causes = (*(NOT_READY[role] for role in roles), *(() if network else (NO_SLICES,)))
     nodes = (node.subject for node in snapshot.nodes)
     return (*((NOT_READY[driver.role].name, driver.subject) for driver in drivers), *origins(causes, *nodes))
+
+
+def _restarts(snapshot: Snapshot, empty: Iterable[ResourceSlice]) -> Iterator[str]:
+    """Yield the steps for kubelet plugins that run and found no device at their start."""
+    pods = (plugin_on(snapshot, each.node) for each in empty if each.driver in GPU_DRIVERS)
+    for pod in islice((pod for pod in pods if pod is not None and is_ready(pod)), _MOST):
+        yield (
+            f"The driver's pod on {pod.spec.node} found no GPU, most often because it started before the GPU driver: "
+            f"make it again: {kubectl('delete', pod.meta)}"
+        )
 
 
 def _start_driver(snapshot: Snapshot, *, network: bool) -> str:
