@@ -17,7 +17,6 @@ from diagnosis.facts.dra_drivers import (
     DRIVER_CALL,
     DomainView,
     claims_channel,
-    controller,
     daemons_on,
     domain_views,
     is_placed,
@@ -75,7 +74,6 @@ _LASTS, _SYNCS = 10.0, 5.0
 _OWN_ID = re.compile(r"Identified this node as ID (\d{1,4})\b", re.IGNORECASE)
 _DNS_PREFIX = "compute-domain-daemon-"
 """Names of the daemons in IMEX' list of nodes, which end with the index. A list of addresses has its own order."""
-_DNS_NAME = re.compile(_DNS_PREFIX + r"(?:[0-9a-f]{1,40}-)?(\d{4}) -> ([0-9a-fA-F.:]{2,45})")
 _HELD = tuple((IMEX_HELD, text) for text in IMEX_HELD.texts)
 _IMEX_ROLES = (Role.DOMAIN_DAEMON, Role.DRA_DRIVER)
 _MOST = 6
@@ -266,11 +264,6 @@ def _misnumbered(snapshot: Snapshot, view: DomainView) -> Iterator[Reason]:
             certainty = Certainty.PROVEN if _DNS_PREFIX in log else Certainty.LIKELY
             text = f"{daemon.subject} runs as ID {own[0]}, and the status has index {entry.index} for node/{entry.name}"
             yield Reason(text, _again(daemon), certainty=certainty)
-        named = {address: int(index) for index, address in _DNS_NAME.findall(log)}
-        for peer in entries:
-            if peer.clique == entry.clique and named.get(peer.address, peer.index) != peer.index:
-                text = f"{daemon.subject} has {peer.address} as {named[peer.address]}, the status as index {peer.index}"
-                yield Reason(text, _again(daemon))
 
 
 def _again(daemon: Pod) -> str:
@@ -279,13 +272,12 @@ def _again(daemon: Pod) -> str:
 
 def _of_controller(snapshot: Snapshot) -> str:
     """Return the step that shows what the driver's controller does not do."""
-    pod = controller(snapshot)
+    drivers = (each for each in components(snapshot) if each.role is Role.DRA_DRIVER and each.meta.kind == "Deployment")
+    pod = next((pod for each in drivers for pod in each.pods if is_placed(pod)), None)
+    read = "Read the log of the DRA driver's controller"
     if pod is None:
-        return (
-            "Read the log of the DRA driver's controller, the pod of the Deployment whose name ends with `controller`."
-        )
-    log = logs(pod.meta, "--tail=100")
-    return f"Read the log of the driver's controller: {log}; then make its pod again: {kubectl('delete', pod.meta)}"
+        return f"{read}, the pod of the Deployment whose name ends with `controller`."
+    return f"{read}: {logs(pod.meta, '--tail=100')}; then make its pod again: {kubectl('delete', pod.meta)}"
 
 
 def _concerns(snapshot: Snapshot) -> bool:

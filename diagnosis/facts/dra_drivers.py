@@ -18,8 +18,8 @@ from diagnosis.snapshot.pods import Pod
 
 CLAIM_EVENT, DRIVER_CALL = "FailedPrepareDynamicResources", "NodePrepareResources"
 """Event about a claim, and the words in it if the kubelet has called the driver."""
-_CHANNEL = re.compile(r"compute-?domain|\bimex\b", re.IGNORECASE)
-"""DeviceClass, driver and usual names of claims of an IMEX channel: `compute-domain-default-channel.nvidia.com`."""
+_CHANNEL = re.compile(r"compute-?domain|\bimex\b|(?:driver|plugin name) \S{1,80}\.nvidia\.com", re.IGNORECASE)
+"""DeviceClass, driver and usual names of claims of an IMEX channel, and the kubelet's words about a driver."""
 
 
 class DomainView(Struct, frozen=True):
@@ -39,16 +39,13 @@ def claims_channel(snapshot: Snapshot, pod: Pod) -> bool:
 
     A claim that is not visible counts, too, if the kubelet's event names a driver of NVIDIA's.
     """
+    texts: list[str] = []
     for name, source in pod.spec.claims.items():
         claim = claim_of(snapshot, pod, name)
-        if claim is None:
-            events = (each.message for each in snapshot.events_of(pod) if each.reason == CLAIM_EVENT)
-            texts = [name, source, *("imex" for message in events if ".nvidia.com" in message)]
-        else:
-            texts = [*claim.devices, *(each.device_class for each in claim.requests)]
-        if any(map(_CHANNEL.search, texts)):
-            return True
-    return False
+        events = (each.message for each in snapshot.events_of(pod) if each.reason == CLAIM_EVENT)
+        classes = (each.device_class for each in claim.requests) if claim is not None else ()
+        texts += (*claim.devices, *classes) if claim is not None else (name, source, *events)
+    return any(map(_CHANNEL.search, texts))
 
 
 def domain_of(snapshot: Snapshot, pod: Pod) -> ComputeDomain | None:
@@ -76,8 +73,8 @@ def domain_views(snapshot: Snapshot) -> list[DomainView]:
 @lru_cache(maxsize=1)
 def daemon_pods(snapshot: Snapshot) -> Mapping[str, Sequence[Pod]]:
     """Return the pods of IMEX daemons on nodes, by the UID of their domain."""
-    labelled = ((pod.meta.labels.get(DOMAIN_LABEL, ""), pod) for pod in snapshot.pods if is_placed(pod))
-    return grouped((uid, pod) for uid, pod in labelled if uid)
+    pods = (pod for pod in snapshot.pods if pod.meta.labels.get(DOMAIN_LABEL) and is_placed(pod))
+    return grouped((pod.meta.labels[DOMAIN_LABEL], pod) for pod in pods)
 
 
 def daemons_on(snapshot: Snapshot, node: str) -> Iterator[Pod]:
@@ -99,12 +96,6 @@ def plugin_on(snapshot: Snapshot, node: str, role: Role = Role.DRA_DRIVER) -> Po
     """Return the pod of the driver's kubelet plugin on the node."""
     there = (each.pod_on(node) for each in components(snapshot) if each.role is role and each.meta.kind == "DaemonSet")
     return next(filter(None, there), None)
-
-
-def controller(snapshot: Snapshot) -> Pod | None:
-    """Return the pod of the controller of NVIDIA's driver."""
-    drivers = (each for each in components(snapshot) if each.role is Role.DRA_DRIVER and each.meta.kind == "Deployment")
-    return next((pod for each in drivers for pod in each.pods if is_placed(pod)), None)
 
 
 def no_driver(snapshot: Snapshot, node: str, role: Role = Role.DRA_DRIVER) -> str:

@@ -455,18 +455,6 @@ def test_daemon_that_runs_with_another_index_is_a_conflict() -> None:
     assert judged(*state(), logs=of_addresses).problems[0].found.certainty is Certainty.LIKELY
 
 
-def test_daemon_with_other_names_of_its_peers_is_a_conflict() -> None:
-    log = "compute-domain-daemon-0000 -> 10.0.0.1\ncompute-domain-daemon-0001 -> 10.0.0.2\n"
-    now = log.replace("0000 -> 10.0.0.1", "0001 -> 10.0.0.1").replace("0001 -> 10.0.0.2", "0000 -> 10.0.0.2")
-
-    (problem,) = judged(*state(), logs={("pod/dra/train-a", "compute-domain-daemon"): log + now}).problems
-
-    assert (problem.found.cause.name, problem.found.subject) == ("ComputeDomainIndexConflict", DOMAIN)
-    assert "pod/dra/train-a has 10.0.0.2 as 0, the status as index 1" in problem.found.evidence
-    assert "`kubectl -n dra delete pod train-a`" in problem.found.steps[0]
-    assert not results(judged(*state(), logs={("pod/dra/train-a", "compute-domain-daemon"): now + log}))
-
-
 def test_domains_that_may_not_be_listed_are_named_only_where_pods_use_one() -> None:
     used = judged(*state(without=("train",)), missing=["ComputeDomain"])
     unused = judged(node("a"), pod("t", 1, on="a"), missing=["ComputeDomain"])
