@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 from msgspec import Struct, field
 
-from healthcheck.text.boundary import At, Moment, entries, read, texts, value_at
+from healthcheck.text.boundary import At, Moment, entries, read, text, texts, value_at
 
 _KEPT = re.compile(
     r"(?:[a-z0-9.-]{0,200}\.)?"
@@ -30,11 +30,16 @@ _LONGEST_ANNOTATION = 64 * 1024
 """Longest annotation: more than our records, and HAMi's registration of a node full of cards."""
 
 
+def object_name(value: object) -> str:
+    """Return the name of an object. The API has none with a hyphen in front, which would be an option of a command."""
+    return text(value).lstrip("-")
+
+
 class Owner(Struct, frozen=True):
     """The controller of an object."""
 
     kind: str = ""
-    name: str = ""
+    name: Annotated[str, At("name"), object_name] = ""
     uid: str = ""
 
 
@@ -60,8 +65,8 @@ class Meta(Struct, frozen=True):
     """Metadata of an object. `kind` is as in the API: `Pod`. `namespace` is '' for cluster-scoped objects."""
 
     kind: str = ""
-    namespace: str = ""
-    name: str = ""
+    namespace: Annotated[str, At("namespace"), object_name] = ""
+    name: Annotated[str, At("name"), object_name] = ""
     uid: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Annotated[Mapping[str, str], partial(texts, keep=is_kept, longest=_LONGEST_ANNOTATION)] = field(

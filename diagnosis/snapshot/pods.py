@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 from msgspec import Struct, field
 
 from diagnosis.snapshot.hami_pod import CardOptions, ContainerShare, PodGrant, read_card_options, read_grant
-from diagnosis.snapshot.meta import ApiObject, read_object
+from diagnosis.snapshot.meta import ApiObject, object_name, read_object
 from healthcheck.text.boundary import (
     At,
     Moment,
@@ -232,7 +232,7 @@ class PodSpec(Struct, frozen=True):
 
     containers: Annotated[tuple[Container, ...], At(""), _containers] = ()
     """Init containers first, then the others."""
-    node: Annotated[str, At("nodeName")] = ""
+    node: Annotated[str, At("nodeName"), object_name] = ""
     """Name of its node; '' before it is bound."""
     scheduler: Annotated[str, At("schedulerName")] = ""
     runtime_class: Annotated[str, At("runtimeClassName")] = ""

@@ -406,3 +406,18 @@ def test_hostile_value_of_a_text_stays_printable(place: str, name: str, tmp_path
     assert code in (0, 1, 2)
     assert "\x1b" not in output
     assert "\u202e" not in output
+
+
+def test_name_that_would_be_an_option_of_a_command_is_none(tmp_path: Path) -> None:
+    lost = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed due to GPU is lost, which is unexpected"}
+    bare = pod("--all", 1, on="--all", namespace="-A", phase="Failed", status=lost)
+    made = pod("-x", 1, on="--all", owner=("ReplicaSet", "--force"), phase="Failed", status=lost)
+    (tmp_path / "state.json").write_bytes(_listed(bare, made, node("--all")))
+
+    code, output = _diagnosed(tmp_path / "state.json")
+
+    assert code == 1
+    assert "cordon all`" in output
+    assert not {"--all", "-A delete", "--force"} & {*output.split()}
+    assert "cordon --" not in output
+    assert "pod --" not in output
