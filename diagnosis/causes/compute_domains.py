@@ -38,6 +38,7 @@ from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, Search,
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
+from healthcheck.text.naming import named
 
 _SOURCE = "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu"
 _domain = Family(Link.RUNTIME)
@@ -118,7 +119,8 @@ def find_domains(snapshot: Snapshot) -> Iterator[FoundCause]:
         held = [pod for pod in view.users if _is_held(snapshot, view, pod)]
         if held:
             yield _not_ready(snapshot, view, held)
-        peers = (_lost_peer(snapshot, view, name) for name in dict.fromkeys((*view.registered, *view.daemons)))
+        names = dict.fromkeys((*view.registered, *view.daemons)) if view.users else ()
+        peers = (_lost_peer(snapshot, view, name) for name in names)
         lost = [reason for reason in peers if reason is not None]
         for cause, reasons in ((PEER_LOST, lost), (INDEX, [*_misnumbered(snapshot, view)])):
             if reasons:
@@ -157,9 +159,13 @@ def _not_ready(snapshot: Snapshot, view: DomainView, held: Sequence[Pod]) -> Fou
     steps = [reason.step for reason in reasons[:_MOST]]
     if domain.wanted > len(nodes):
         evidence.append(f"it waits for {domain.wanted} nodes (numNodes), and its pods run on {len(nodes)}")
+        waits = named((pod.subject for pod in view.unplaced), _MOST)
+        evidence += [f"without a node yet: {waits}"] if waits else []
         steps.append(
-            f"Start workers on {domain.wanted} different nodes. numNodes can't be changed: if it is wrong, end the "
-            "job, then create domain and job again with numNodes 0, which waits for no number."
+            f"Get {waits} onto nodes: each has its own cause, or waits for new nodes."
+            if waits
+            else f"Start workers on {domain.wanted} different nodes. numNodes can't be changed: if it is wrong, end "
+            "the job, then create domain and job again with numNodes 0, which waits for no number."
         )
     return FoundCause(
         DOMAIN_NOT_READY,
@@ -227,7 +233,9 @@ def _lost_peer(snapshot: Snapshot, view: DomainView, name: str) -> Reason | None
         lasts = older(snapshot, getattr(node.condition("Ready"), "since", None), _SYNCS)
         return _not_ready_node(node) if users and lasts else None
     if daemon is None:
-        return _without_daemon(snapshot, view, node) if any(_has_run(snapshot, pod) for pod in users) else None
+        is_replaced = any(DOMAIN_LABEL in pod.meta.labels for pod in snapshot.pods_on.get(name, ()))
+        has_run = not is_replaced and any(_has_run(snapshot, pod) for pod in users)
+        return _without_daemon(snapshot, view, node) if has_run else None
     if not view.registered or not daemon.address or not _has_run(snapshot, daemon):
         return None
     if entry is not None and entry.address == daemon.address:

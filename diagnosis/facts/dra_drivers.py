@@ -23,10 +23,14 @@ _CHANNEL = re.compile(r"compute-?domain|\bimex\b|(?:driver|plugin name) \S{1,80}
 
 
 class DomainView(Struct, frozen=True):
-    """ComputeDomain with the pods that use it and have a node, and its daemons and registered nodes by node name."""
+    """ComputeDomain with the pods that use it, and its daemons and registered nodes by node name.
+
+    `users` have a node, `unplaced` have none yet.
+    """
 
     domain: ComputeDomain
     users: Sequence[Pod]
+    unplaced: Sequence[Pod]
     daemons: Mapping[str, Pod]
     registered: Mapping[str, DomainNode]
 
@@ -57,12 +61,13 @@ def domain_of(snapshot: Snapshot, pod: Pod) -> ComputeDomain | None:
 def domain_views(snapshot: Snapshot) -> list[DomainView]:
     """Return the domains that are not being deleted."""
     domains, daemons = [each for each in snapshot.domains if each.meta.deleted is None], daemon_pods(snapshot)
-    pods = snapshot.pods if domains else ()
-    users = grouped((one.subject, pod) for pod in pods if is_placed(pod) and (one := domain_of(snapshot, pod)))
+    pods = (pod for pod in snapshot.pods if domains and not pod.over and pod.meta.deleted is None)
+    users = grouped((one.subject, pod) for pod in pods if (one := domain_of(snapshot, pod)))
     return [
         DomainView(
             domain,
-            users.get(domain.subject, ()),
+            [pod for pod in users.get(domain.subject, ()) if pod.spec.node],
+            [pod for pod in users.get(domain.subject, ()) if not pod.spec.node],
             {pod.spec.node: pod for pod in daemons.get(domain.meta.uid, ())},
             {each.name: each for each in domain.nodes},
         )

@@ -67,6 +67,11 @@ def imex(on: str, address: str, *, ready: bool = True, age: float = 60) -> Objec
     )
 
 
+def deleted(entry: Object) -> Object:
+    """The object while its deletion waits."""
+    return entry | {"metadata": entry["metadata"] | {"deletionTimestamp": ago(0.5)}}
+
+
 def driver(*nodes: str) -> list[Object]:
     """NVIDIA's DRA driver: its controller, its kubelet plugin on the nodes, and the DaemonSet of the domain."""
     plugins = [
@@ -151,6 +156,10 @@ SOUND: dict[str, list[Object]] = {
     "has left a node that is under maintenance": state(
         node("b", labels=MINE, ready="False", cordoned=True), without=("w-b",)
     ),
+    "has lost a node since its job ended": state(
+        pod("w-a", 4, on="a", spec=CLAIMS, phase="Succeeded"), without=("b", "w-b", "train-b", "plugin-b")
+    ),
+    "has a daemon that is being replaced": state(deleted(imex("b", "10.0.0.2"))),
     "is being deleted": state(not_ready(), *held(), domain(status="NotReady", deletionTimestamp=ago(1))),
 }
 
@@ -238,6 +247,15 @@ def test_domain_that_holds_pods_back_names_the_reason(name: str) -> None:
     assert step in " ".join(found.steps)
     assert found.affected == ("pod/team/w-b",)
     assert "delete computedomain" not in " ".join(found.steps).lower()
+
+
+def test_domain_whose_other_pods_have_no_node_waits_for_these() -> None:
+    unplaced = pod("w-c", 4, spec=CLAIMS, owner=("Job", "train"))
+
+    found = domain_problem(*REASONS["fewer nodes than numNodes"][0], unplaced, cause="ComputeDomainNotReady").found
+
+    assert "without a node yet: pod/team/w-c" in found.evidence
+    assert "numNodes 0" not in " ".join(found.steps)
 
 
 def test_pod_that_waits_for_the_domain_is_its_consequence() -> None:
