@@ -136,10 +136,10 @@ def crio_steps(node: Node | None, toolkit: Workload | None, by_hand: str) -> Ite
             off = command("kubectl", "label", "node", node.name, f"{_DEPLOY}=false", "--overwrite")
             yield f"The operator's toolkit is set up for containerd on all nodes; keep it off this one: {off}"
         yield by_hand
-    restart = "systemctl restart crio"
+    restart = "`systemctl restart crio`"
     if node is not None and distribution_of(node) == OPENSHIFT:
-        restart = f"oc debug node/{node.name} -- chroot /host {restart}"
+        restart = command("oc", "debug", f"node/{node.name}", "--", "chroot", "/host", "systemctl", "restart", "crio")
     yield (
         f"On the node `crio config` must show the handler: CRI-O reads {CRIO_FOLDER}, not {CRIO_UNREAD}. Move NVIDIA's "
-        f"file if it is there, then `{restart}`"
+        f"file if it is there, then {restart}"
     )

@@ -155,7 +155,8 @@ def _journal(node: Node, units: tuple[str, ...]) -> str:
     if distribution == TALOS:
         return command("talosctl", "-n", node.name, "logs", "cri")
     if distribution == OPENSHIFT:
-        return f"`oc debug node/{node.name} -- chroot /host {words}`, or over SSH if no pod starts there"
+        debug = command("oc", "debug", f"node/{node.name}", "--", "chroot", "/host", *words.split())
+        return f"{debug}, or over SSH if no pod starts there"
     if distribution == BOTTLEROCKET:
         return f"`sheltie {words}` in the admin container"
     return f"`{words} --no-pager`"

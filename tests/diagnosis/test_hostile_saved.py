@@ -15,10 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
+from diagnosis.facts.crio_advice import crio_steps
+from diagnosis.facts.node_services import runtime_steps
 from diagnosis.sources import saved
 from diagnosis.sources.bundle import Bundle
 from diagnosis.sources.saved import SavedStateError, read_saved
-from tests.diagnosis.states import NOW, node, pod
+from tests.diagnosis.states import NOW, node, pod, snapshot
 
 Packed = bytes
 
@@ -421,3 +423,10 @@ def test_name_that_would_be_an_option_of_a_command_is_none(tmp_path: Path) -> No
     assert not {"--all", "-A delete", "--force"} & {*output.split()}
     assert "cordon --" not in output
     assert "pod --" not in output
+
+
+def test_node_name_is_quoted_in_commands_of_openshift() -> None:
+    known = snapshot(node("a;reboot", runtime="cri-o://1.31.4", system="Red Hat Enterprise Linux CoreOS 418")).nodes[0]
+
+    for step in (*crio_steps(known, None, ""), *list(runtime_steps(known))[:1]):
+        assert "`oc debug 'node/a;reboot' -- chroot /host " in step

@@ -61,12 +61,12 @@ _PREEMPTIBLE = (
 
 _OTHERS = (
     (
-        r"Insufficient quotas.{0,100}quotaName: ([^\s,]{1,253})",
+        r"Insufficient quotas.{0,100}quotaName: ([\w.-]{1,253})",
         "elasticquota",
         "Raise `max` of the ElasticQuota {}, or stop its pods: `kubectl get elasticquotas.scheduling.sigs.k8s.io -A`",
     ),
     (
-        r"ElasticQuota (?:[^\s/]{1,63}/)?([^\s,]{1,253}) is more than (?:Max|Min)",
+        r"ElasticQuota (?:[\w.-]{1,63}/)?([\w.-]{1,253}) is more than (?:Max|Min)",
         "elasticquota",
         "Raise `max` of the ElasticQuota {}, or stop its pods: `kubectl get elasticquotas.scheduling.x-k8s.io -A`",
     ),
