@@ -52,7 +52,7 @@ from diagnosis.facts.crio_advice import without_class
 from diagnosis.facts.dra_drivers import CLAIM_EVENT, claims_channel
 from diagnosis.facts.gke_driver import driver_steps
 from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.facts.log_lines import Hint, fix_of
+from diagnosis.facts.log_lines import fix_of
 from diagnosis.facts.node_services import distribution_of, runtime_steps
 from diagnosis.facts.runtime_advice import keep_version
 from diagnosis.facts.safe_steps import restart_plugin
@@ -116,19 +116,10 @@ _VOLUME = re.compile(r'\A.*?\bvolume "?([^"\s]{1,253}).*\Z', re.DOTALL)
 _ATTACHED, _NOT_ATTACHED = "SuccessfulAttachVolume", "FailedAttachVolume"
 _DETACHED = 2.0
 """Minutes after a pod's grace period in which its node detaches the volumes."""
-_OF_DEVICES = (
-    Hint(
-        r"\Ak8s\.gpu\.nvidia\.com/",
-        "The DRA driver writes that specification: restart its pod on the node, and check that the runtime reads "
-        "its folder",
-    ),
-    Hint(
-        r"\Anvidia\.com/",
-        "Generate the specification again: `systemctl restart nvidia-cdi-refresh`, or "
-        "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`",
-    ),
+_OF_NVIDIA = (
+    "Generate the specification again: `systemctl restart nvidia-cdi-refresh`, or "
+    "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`"
 )
-"""Steps by the kind of an unresolved CDI device."""
 _MANAGEMENT, _PLUGINS = "management.nvidia.com/", "k8s.device-plugin.nvidia.com/"
 _OF_MANAGEMENT = (
     "For pods without a class, the node's specification has only the device all; generate it with each GPU: "
@@ -370,7 +361,7 @@ def _of_device(snapshot: Snapshot, device: str, pods: Sequence[Pod]) -> Iterator
     elif device.startswith(_PLUGINS):
         yield from restart_plugin(snapshot, pods[0].spec.node)
     else:
-        yield fix_of(device, _OF_DEVICES) or CDI_UNRESOLVED.remedy
+        yield _OF_NVIDIA if device.startswith("nvidia.com/") else CDI_UNRESOLVED.remedy
 
 
 def _containers(stuck: Iterable[RecognisedPod]) -> Iterator[Container]:

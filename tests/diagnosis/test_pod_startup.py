@@ -265,7 +265,6 @@ UNRESOLVED = f"{OCI}could not apply required modification to OCI specification: 
         ("management.nvidia.com/gpu=GPU-e7", "nvidia-cdi", "Take the line runtimeClassName out"),
         ("management.nvidia.com/gpu=0", "", "--vendor=management.nvidia.com"),
         ("k8s.device-plugin.nvidia.com/gpu=GPU-e7", "", "Restart the device plugin"),
-        ("k8s.gpu.nvidia.com/claim=x", "", "The DRA driver writes"),
         ("nvidia.com/gpu=0", "", "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"),
         ("example.com/gpu=0", "", "restart the device plugin, the toolkit's pod"),
     ],
