@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from diagnosis.causes import crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
+from diagnosis.causes.device_plugins import failures_in
 from diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING
 from diagnosis.facts.commands import command, explain
 from diagnosis.facts.symptoms import Recognised, Symptom, recognised, shortened, texts_in
@@ -43,8 +44,11 @@ _MOST_FINDINGS = 6
 
 
 def known_in(log: str) -> Recognised | None:
-    """Return the first cause whose text is in the log, texts of programs before those of the container runtime."""
-    if not _ABOUT_GPUS.search(log):
+    """Return the first cause whose text is in the log, texts of programs before those of the container runtime.
+
+    A device plugin's log has its own search.
+    """
+    if failures_in(log) or not _ABOUT_GPUS.search(log):
         return None
     places = (*((TextSource.POD,) if _REJECTION.search(log) else ()), TextSource.LOG, TextSource.ENDED)
     of_efa = bool(_ABOUT_EFA.search(log))
@@ -57,7 +61,7 @@ def known_in(log: str) -> Recognised | None:
 
 def is_known(log: str) -> bool:
     """Whether the log has the text of a cause."""
-    return known_in(log) is not None
+    return known_in(log) is not None or bool(failures_in(log))
 
 
 def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:

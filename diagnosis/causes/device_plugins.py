@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from diagnosis.causes.components import NOT_READY, VALIDATION, hint
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, kubectl, logs, pods_on
+from diagnosis.facts.commands import explain, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import (
     GPU,
@@ -110,6 +110,16 @@ OFFERS_NONE = (
 _FAILURES = ("no devices found", "failed to", "could not", "error", "incompatible", "unhealthy", "already connected")
 _REGISTERED = "Registered device plugin for"
 _MPS = re.compile(r"\bmps\b", re.IGNORECASE)
+_WITHOUT_MPS = (
+    "The plugin waits for the MPS control daemon, which its chart and the GPU operator run on nodes with "
+    "nvidia.com/mps.capable=true: `kubectl get daemonsets -A`. Without it, remove sharing.mps from the configuration."
+)
+_OF_PLUGIN = re.compile(
+    r"Starting to serve (?:'\S{1,80}' )?on /|GRPC server for '|egister\w{0,2} device plugin|No devices found\. Waiting"
+    r"|device marked unhealthy|error starting plugins: |waiting for MPS daemon|Starting NVIDIA Device Plugin"
+)
+"""Lines that only a device plugin writes."""
+_XID = re.compile(r"\bXid=(\d{1,4})\b")
 _WHEN = "When the GPU is healthy again, after a reset or a reboot if its Xid needs one,"
 _PRESENT = "nvidia.com/gpu.present"
 _LABELLED_BY_OPERATOR = "If it is missing again, check node feature discovery and the GPU operator's log."
@@ -246,13 +256,36 @@ def _nothing(node: Node, pods: list[tuple[Component, Pod]], snapshot: Snapshot) 
 
 
 def _failures(snapshot: Snapshot, pods: Iterable[Pod]) -> list[str]:
-    """Return the last lines with failures in the pods' logs since the plugin registered, if it has."""
+    """Return the last lines with failures in the pods' logs."""
     found: list[str] = []
     for pod in pods:
         log = "\n".join(snapshot.logs.get((pod.subject, state.name), "") for state in pod.states if not state.init)
-        since = log.rpartition(_REGISTERED)[2].splitlines()
-        found += [shortened(line) for line in since if any(word in line.lower() for word in _FAILURES)][-2:]
+        found += map(shortened, _failing_lines(log))
     return found
+
+
+def _failing_lines(log: str) -> list[str]:
+    """Return the last lines with failures since the plugin registered, if it has."""
+    since = log.rpartition(_REGISTERED)[2].splitlines()
+    return [line for line in since if any(word in line.lower() for word in _FAILURES)][-2:]
+
+
+def failures_in(log: str) -> list[str]:
+    """Return the last lines with failures of a copied log if a device plugin wrote it."""
+    return _failing_lines(log) if _OF_PLUGIN.search(log) else []
+
+
+def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield why the device plugin offers no GPUs, by a copied log of it, whose node is unknown."""
+    for subject, log in snapshot.other_logs.items():
+        lines = failures_in(log)
+        text, evidence = "\n".join(lines), [f"log: {shortened(line)}" for line in lines]
+        cause = UNHEALTHY if "unhealthy" in text else NOT_OFFERED
+        known = _WITHOUT_MPS if _MPS.search(text) else hint(text)
+        steps = [f"See the action for Xid{code}: {explain(f'Xid{code}')}" for code in dict.fromkeys(_XID.findall(text))]
+        steps += [known, "Then restart the plugin, if it does not retry on its own."] if known else [cause.remedy]
+        if lines:
+            yield FoundCause(cause, subject, tuple(evidence), tuple(steps), certainty=Certainty.LIKELY)
 
 
 def _mps_steps(snapshot: Snapshot, node: Node) -> Iterator[str]:
@@ -269,11 +302,7 @@ def _mps_steps(snapshot: Snapshot, node: Node) -> Iterator[str]:
         else:
             yield f"The plugin waits for the MPS control daemon: {why_not_on(daemon, node)}."
     if not daemons:
-        daemon_sets = command("kubectl", "get", "daemonsets", "-A")
-        yield (
-            "The plugin waits for the MPS control daemon, which its chart and the GPU operator run on nodes with "
-            f"nvidia.com/mps.capable=true: {daemon_sets}. Without it, remove sharing.mps from the configuration."
-        )
+        yield _WITHOUT_MPS
 
 
 def _unexplained(node: Node, workloads: Iterable[str]) -> FoundCause:
@@ -493,5 +522,6 @@ _INSTALL = "Install the GPU operator, or only NVIDIA's device plugin if driver a
 SEARCHES = (
     Search((NOT_OFFERED, UNHEALTHY, FEWER, TWICE), ("Node",), find),
     Search((MISSING,), ("Node", "Pod"), find_missing),
+    Search((NOT_OFFERED, UNHEALTHY), (), find_in_logs),
     Search((NO_SLICES,), ("Node", "Pod", "ResourceSlice"), find_slices),
 )

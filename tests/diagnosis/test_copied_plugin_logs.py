@@ -1,0 +1,64 @@
+"""Logs of a device plugin that a person copied, without its pod and node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.diagnosis.test_pasted import causes, diagnosed
+
+REGISTERED = """\
+I0610 12:00:00.2 server.go:147] Starting to serve 'nvidia.com/gpu' on /var/lib/kubelet/device-plugins/nvidia.sock
+I0610 12:00:00.3 server.go:154] Registered device plugin for 'nvidia.com/gpu' with Kubelet
+"""
+NO_DRIVER = """\
+I0610 12:00:00.1 factory.go:107] Detected non-NVML platform: could not load NVML library: libnvidia-ml.so.1
+E0610 12:00:00.2 factory.go:113] If this is a GPU node, did you configure the NVIDIA Container Toolkit?
+I0610 12:00:00.2 main.go:317] No devices found. Waiting indefinitely.
+"""
+NO_KUBELET = """\
+2026/04/05 04:02:20 Starting to serve on /var/lib/kubelet/device-plugins/nvidia.sock
+2026/04/05 04:02:20 Could not register device plugin: context deadline exceeded
+2026/04/05 04:02:20 Could not contact Kubelet, retrying. Did you enable the device plugin feature gate?
+"""
+GPU_LOST = """\
+I0610 12:09:42.1 health.go:159] XidCriticalError: Xid=79 on Device=GPU-7540, the device will go unhealthy.
+I0610 12:09:42.2 server.go:245] 'nvidia.com/gpu' device marked unhealthy: GPU-7540
+"""
+NO_RIGHTS = """\
+E0407 12:00:00.1 main.go:188] error starting plugins: error getting parent memory info: Insufficient Permissions
+"""
+NO_MPS = """\
+E0610 12:00:00.1 main.go:203] Failed to start plugin: error waiting for MPS daemon: error checking MPS daemon health
+"""
+SICK = [
+    (NO_DRIVER, "GpusNotOffered", "run it with the nvidia runtime"),
+    (NO_KUBELET, "GpusNotOffered", "/var/lib/k0s/kubelet on k0s"),
+    (REGISTERED + GPU_LOST, "UnhealthyGpus", "`gpu-healthcheck explain Xid79`"),
+    (NO_RIGHTS, "GpusNotOffered", "NVIDIA_MIG_MONITOR_DEVICES=all"),
+    (NO_MPS, "GpusNotOffered", "nvidia.com/mps.capable=true"),
+]
+SOUND = {
+    "it registered later": NO_MPS + REGISTERED,
+    "it works": REGISTERED,
+    "another server": "INFO: Starting to serve the model\nERROR: failed to open the cache\n",
+}
+
+
+@pytest.mark.parametrize(("log", "cause", "step"), SICK, ids=[row[2] for row in SICK])
+def test_copied_log_of_a_device_plugin_has_the_fix_of_its_error(
+    log: str, cause: str, step: str, tmp_path: Path
+) -> None:
+    code, document, _ = diagnosed(tmp_path, log)
+
+    assert (code, causes(document)) == (1, [(cause, "log/paste-0.txt")])
+    assert any(step in text for text in document["causes"][0]["remedy"])
+
+
+@pytest.mark.parametrize("log", SOUND.values(), ids=SOUND)
+def test_copied_log_of_a_sound_device_plugin_has_no_cause(log: str, tmp_path: Path) -> None:
+    code, _, stderr = diagnosed(tmp_path, log)
+
+    assert code == 2
+    assert "nothing recognised" in stderr
