@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from diagnosis.causes import crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
 from diagnosis.causes.device_plugins import failures_in
 from diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING
+from diagnosis.causes.unscheduled import refusals_in
 from diagnosis.facts.commands import command, explain
 from diagnosis.facts.symptoms import Recognised, Symptom, recognised, shortened, texts_in
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Search, TextSource
@@ -61,7 +62,7 @@ def known_in(log: str) -> Recognised | None:
 
 def is_known(log: str) -> bool:
     """Whether the log has the text of a cause."""
-    return known_in(log) is not None or bool(failures_in(log))
+    return known_in(log) is not None or bool(failures_in(log) or refusals_in(log))
 
 
 def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:

@@ -551,6 +551,19 @@ def test_message_is_quoted_without_the_nodes(reasons: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("taint", "cause"),
+    [
+        ("{sku: gpu}", [(CLOSED, JOB)]),
+        ("{nvidia.com/gpu: present}", [(CLOSED, JOB)]),
+        ("{node-role.kubernetes.io/control-plane: }", [("InsufficientResource", GPUS)]),
+    ],
+)
+def test_taint_of_gpu_nodes_explains_the_nodes_without_gpus(taint: str, cause: list[tuple[str, str]]) -> None:
+    text = f"1 node(s) had untolerated taint {taint}, 2 Insufficient {GPU}"
+    assert results(judged(waits(text, 8), missing=["Node"])) == cause
+
+
+@pytest.mark.parametrize(
     ("waits", "of", "step"),
     [
         (group(), queue(), "raise its capability: `kubectl patch queues.scheduling.volcano.sh vision --type=merge"),

@@ -6,6 +6,7 @@ selector, the misspelled resource. Room is computed only for pods that a schedul
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
@@ -27,9 +28,10 @@ from diagnosis.causes.unscheduled import (
     unknown_resources,
     volumes,
 )
-from diagnosis.causes.unscheduled.waiting import Waiting, is_stuck, unschedulable
-from diagnosis.facts.fit_error import ReasonSubject
+from diagnosis.causes.unscheduled.waiting import Waiting, is_about_gpus, is_stuck, unschedulable
+from diagnosis.facts.fit_error import ReasonSubject, UnfitReason, parse
 from diagnosis.facts.gpu_nodes import has_nvidia
+from diagnosis.facts.gpu_requests import is_accelerator
 from diagnosis.facts.placement import ZERO, NodeUse, has, node_uses, nodes_with, selects
 from diagnosis.model import Certainty, FoundCause, Search
 from diagnosis.snapshot import Snapshot
@@ -74,6 +76,8 @@ _MOST_PAIRS = 300_000
 
 Further shapes are explained by the scheduler's message alone.
 """
+_REFUSAL = re.compile(r"\d/\d{1,6} nodes are (?:un)?available|node\(s\) didn't have enough", re.ASCII)
+_OF_GPUS = re.compile(r"\{.{0,300}(?:gpu|nvidia|accelerator).{0,100}\}", re.IGNORECASE)
 _RETRIES = timedelta(minutes=10)
 """Time in which the scheduler tries a pod again for which there is room by now."""
 _MOST_NODES = 4
@@ -299,11 +303,17 @@ def _quoted(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     Reasons about nodes with the GPUs rank before reasons about other nodes.
     """
     judged = waiting.is_judged and waiting.share is None
-    found = list(resources.find_by_text(snapshot, waiting)) if judged else []
-    found = found or list(_by_reasons(waiting, _BY_REASON))
+    closed = any(_keeps_off_gpus(reason) for reason in waiting.reasons(ReasonSubject.TAINT))
+    found = list(resources.find_by_text(snapshot, waiting)) if judged and not closed else []
+    found = found or list(_by_reasons(waiting, (ReasonSubject.TAINT,) if closed else _BY_REASON))
     yield from found
     if not found:
         yield schedulers.unexplained(snapshot, waiting, hami.above(snapshot, waiting.pods[0]))
+
+
+def _keeps_off_gpus(reason: UnfitReason) -> bool:
+    """Whether the reason is a taint of GPU nodes: then the nodes with too few GPUs are those without any."""
+    return reason.about is ReasonSubject.TAINT and _OF_GPUS.search(reason.text) is not None
 
 
 def _by_reasons(waiting: Waiting, subjects: Iterable[ReasonSubject]) -> Iterator[FoundCause]:
@@ -311,6 +321,24 @@ def _by_reasons(waiting: Waiting, subjects: Iterable[ReasonSubject]) -> Iterator
         cause = _BY_REASON[reason.about]
         selector = refused.requirements(waiting.spec) if cause is refused.UNMATCHED else ()
         yield waiting.found(cause, waiting.quote(reason), *selector, certainty=Certainty.LIKELY)
+
+
+def refusals_in(log: str) -> list[UnfitReason]:
+    """Return the reasons in the last text of a scheduler that a copied log has, if the text is about GPUs."""
+    line = next((line for line in reversed(log.splitlines()) if _REFUSAL.search(line)), "")
+    fit = parse(line) if is_about_gpus(line) else None
+    reasons = fit.of(ReasonSubject.SHORT, *_BY_REASON) if fit is not None else ()
+    reasons = tuple(filter(_keeps_off_gpus, reasons)) or reasons
+    return [reason for reason in reasons if reason.about is not ReasonSubject.SHORT or is_accelerator(reason.what)]
+
+
+def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield why a pod waits by the scheduler's text alone, if the pod is unknown."""
+    for subject, log in snapshot.other_logs.items() if not snapshot.pods else ():
+        for reason in refusals_in(log):
+            cause = _BY_REASON.get(reason.about, resources.SHORT)
+            evidence = f"the scheduler: {reason.nodes or 'some'} nodes: {reason.text}"
+            yield FoundCause(cause, subject, (evidence,), certainty=Certainty.LIKELY)
 
 
 SEARCHES = (
@@ -327,4 +355,5 @@ SEARCHES = (
         ("Pod",),
         find_unschedulable,
     ),
+    Search((resources.SHORT, *_BY_REASON.values()), (), find_in_logs),
 )

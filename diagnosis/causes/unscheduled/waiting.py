@@ -131,8 +131,13 @@ def unplaced(snapshot: Snapshot) -> Iterator[Pod]:
             continue
         known = any(map(is_accelerator, asked_by(pod.spec))) or claims_gpus(pod, claims) or share_of(pod) is not None
         # A scheduler may read requests from annotations that are not known here.
-        if known or _ABOUT_GPUS.search(_NAMES.sub("", refusal(snapshot, pod))):
+        if known or is_about_gpus(refusal(snapshot, pod)):
             yield pod
+
+
+def is_about_gpus(message: str) -> bool:
+    """Whether a scheduler's text speaks of GPUs, other than in the name of an object or taint."""
+    return _ABOUT_GPUS.search(_NAMES.sub("", message)) is not None
 
 
 def unschedulable(snapshot: Snapshot) -> tuple[Waiting, ...]:

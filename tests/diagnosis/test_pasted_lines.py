@@ -1,4 +1,4 @@
-"""Logs of a device plugin that a person copied, without its pod and node."""
+"""Logs of a device plugin, and lines of schedulers, that a person copied without their pods and nodes."""
 
 from __future__ import annotations
 
@@ -62,3 +62,32 @@ def test_copied_log_of_a_sound_device_plugin_has_no_cause(log: str, tmp_path: Pa
 
     assert code == 2
     assert "nothing recognised" in stderr
+
+
+LINES = [
+    (
+        "0/6 nodes are available: 6 Insufficient nvidia.com/gpu. preemption: 0/6 nodes are available: 6 No victims.",
+        "InsufficientResource",
+    ),
+    (
+        "I get 0/3 nodes are available: 1 node(s) had untolerated taint {sku: gpu}, 2 Insufficient nvidia.com/gpu.",
+        "TaintNotTolerated",
+    ),
+    (
+        "kai-scheduler: no nodes with enough resources were found: 2 node(s) didn't have enough resources: GPUs.",
+        "InsufficientResource",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "cause"), LINES)
+def test_line_of_a_scheduler_names_its_cause_as_likely(line: str, cause: str, tmp_path: Path) -> None:
+    code, document, _ = diagnosed(tmp_path, line)
+
+    assert (code, causes(document)) == (1, [(cause, "log/paste-0.txt")])
+    assert document["causes"][0]["certainty"] == "likely"
+
+
+def test_line_of_a_scheduler_about_other_resources_is_refused(tmp_path: Path) -> None:
+    code, _, _ = diagnosed(tmp_path, "0/3 nodes are available: 3 Insufficient cpu.\n")
+    assert code == 2
