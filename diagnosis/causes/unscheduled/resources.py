@@ -292,6 +292,7 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) 
         evidence = (
             f"one pod requests {shown(name, asked)}{share}; {total}",
             *_owners(name, sorted(nodes, key=lambda use: -use.free(name)) if scattered else nodes),
+            *shared_gpus.without_label(waiting, nodes),
             *refusal,
         )
         remedy = (

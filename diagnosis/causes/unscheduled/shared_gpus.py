@@ -64,6 +64,12 @@ def find_unlabelled(waiting: Waiting, nodes: Iterable[Node]) -> Iterator[FoundCa
             yield _unlabelled(waiting, node)
 
 
+def without_label(waiting: Waiting, nodes: Iterable[NodeUse]) -> tuple[str, ...]:
+    """Return the same nodes as evidence."""
+    names = [use.node.subject for use in nodes if waiting.share is not None and memory_of(use.node) is None]
+    return (f"no label {_LABEL}, from which KAI reads the memory of GPUs: {named(names, _MOST)}",) if names else ()
+
+
 def memory_of(node: Node) -> Decimal | None:
     """Return the MiB of each of the node's GPUs, as KAI reads the label; some versions of discovery write bytes."""
     value = amount(node.meta.labels.get(_LABEL, ""))
