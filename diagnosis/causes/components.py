@@ -19,7 +19,7 @@ from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
 from diagnosis.facts.commands import kubectl, logs
 from diagnosis.facts.components import YOUNG, Component, Role, components
 from diagnosis.facts.dra_drivers import CLAIM_EVENT
-from diagnosis.facts.gke_driver import INSTALLER, installer_steps
+from diagnosis.facts.driver_steps import INSTALLER, installer_steps
 from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
 from diagnosis.facts.gpu_requests import asks_for_gpus, gpu_pods_on
 from diagnosis.facts.log_lines import Hint, failed_run, fix_of, telling_lines
@@ -28,7 +28,7 @@ from diagnosis.facts.node_services import runtime_kind
 from diagnosis.facts.placement import ZERO
 from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
 from diagnosis.facts.quantity import amount, counted
-from diagnosis.facts.runtime_advice import fix_steps, handlers_of, set_target
+from diagnosis.facts.runtime_advice import fix_steps, handlers_of, set_target, where_it_should_write
 from diagnosis.facts.safe_steps import keep_off, let_in, repair_gpu
 from diagnosis.facts.symptoms import shortened
 from diagnosis.model import (
@@ -279,16 +279,16 @@ HINTS = (
         "The ComputeDomain has more nodes than an IMEX domain may have: use one per NVLink clique, or a newer driver.",
     ),
     Hint(
-        "no runtime for",
-        "The kubelet's container runtime lacks that handler: check which file the toolkit writes, then restart it.",
-    ),
-    Hint(
         "unsupported config version",
-        "The toolkit's image is older than the node's containerd, whose configuration version it does not know: "
-        "remove toolkit.version and toolkit.image from your Helm values or ClusterPolicy, so that the chart's own "
-        "image runs, or set a newer version (v1.17.4 is the first that knows version 3).",
+        "The toolkit's image is too old for the configuration version of the node's containerd: remove toolkit.version "
+        "and toolkit.image from the Helm values or ClusterPolicy, or set a newer one (version 3: v1.17.4 or later).",
     ),
     Hint(r"keys cannot contain \{ character", _TEMPLATE),
+    Hint(
+        "Error: unable to load config",
+        "The toolkit can't read containerd's configuration: correct the place that the message names. On the node, "
+        "`containerd config dump` checks the file.",
+    ),
     Hint(r"unable to dial|dial unix \S{0,200}containerd\S{0,40}sock", _NO_SOCKET),
     Hint(
         "RHCOS .{0,60}imagetag missing|broken Driver Toolkit",
@@ -299,8 +299,7 @@ HINTS = (
     ),
     Hint(
         "forward compatibility was attempted",
-        "The validator's CUDA is newer than the node's driver supports: set a newer driver version, or install it on "
-        "the host, and delete the validator's pod.",
+        "The validator's CUDA is newer than the node's driver: install a newer driver, and delete the validator's pod.",
     ),
     Hint(
         r"\(error code CUDA-capable device\(s\) is/are busy or unavailable\)",
@@ -310,9 +309,8 @@ HINTS = (
     ),
     Hint(
         r"(?<!parameters/path: )read-only file system",
-        "The node's operating system keeps that folder read-only: use its own driver and toolkit, with "
-        "driver.enabled=false and toolkit.enabled=false (Talos, Bottlerocket), or set toolkit.installDir to a "
-        "writable folder.",
+        "The operating system keeps that folder read-only: use its own driver and toolkit (Talos, Bottlerocket), with "
+        "driver.enabled=false and toolkit.enabled=false, or set toolkit.installDir to a writable folder.",
     ),
     Hint(
         r"(?:open|mkdir|remove|rename|unlink\w*|symlink) /\S{0,300} permission denied"
@@ -326,8 +324,7 @@ HINTS = (
     ),
     Hint(
         "entitlement may be improperly|system is not registered|no enabled repositor|valid baseurl",
-        "The driver container has no package repository: entitle the node (RHEL, OpenShift), set driver.repoConfig, "
-        "or use precompiled drivers.",
+        "The driver has no package repository: entitle the node (RHEL), set driver.repoConfig, or use precompiled.",
     ),
     Hint(
         "no such host|Temporary failure (?:in name resolution|resolving)|Could not resolve host|i/o timeout",
@@ -350,8 +347,7 @@ HINTS = (
     ),
     Hint(
         "Module nvidia not found in directory",
-        "No module of the driver is built for the node's running kernel: use a driver image for that kernel, or build "
-        "the host's driver for it.",
+        "No module is built for the running kernel: use a driver image for it, or build the host's driver for it.",
     ),
     Hint(
         r"Module (?:i2c_core|ipmi_\w{1,20}) not found in directory",
@@ -438,8 +434,7 @@ HINTS = (
     ),
     Hint(
         "In use by another client|could not be reset|error resetting all GPU",
-        "A process still uses the GPUs: delete the node's GPU pods by name, and stop programs of the host that use "
-        "them; if the reset still fails, reboot the node.",
+        "A process still uses the GPUs: delete the node's GPU pods by name, stop programs of the host, or reboot it.",
     ),
     Hint(
         "Insufficient Permissions",
@@ -453,8 +448,7 @@ HINTS = (
     ),
     Hint(
         "cannot delete Pods? .{0,80}(?:local storage|declare no controller)",
-        "The driver's update may not evict the pods that the log names: save what they need, delete them by name, and "
-        "the update goes on.",
+        "The driver's update may not evict the pods in the log: save what they need, and delete them by name.",
     ),
     Hint(
         "violate the pod's disruption budget",
@@ -479,10 +473,9 @@ HINTS = (
     ),
     Hint(
         r"load the kernel module|could not insert 'nvidia|probe routine was not called|No NVIDIA devices probed",
-        "The kernel module does not load. The node's kernel log (dmesg, lines with NVRM or nouveau) shows which of "
-        "three it is: another kernel driver owns the GPU (block that and reboot), the module was built for another "
-        "kernel or by another gcc (use a driver version or image for this kernel), or this version does not support "
-        "the GPU (use another driver version).",
+        "The module does not load. The node's kernel log (dmesg, lines with NVRM or nouveau) shows which of three: "
+        "another kernel driver owns the GPU (block that, reboot), the module is built for another kernel or by another "
+        "gcc (use a driver for this kernel), or this version does not support the GPU (use another version).",
     ),
     Hint(
         "OOMKilled",
@@ -645,7 +638,8 @@ def _on_this_node(snapshot: Snapshot, unready: UnreadyPod, known: str) -> Iterat
         yield "The driver's pod then tries again by itself. If the driver is still in use, reboot the node."
         yield from let_in(snapshot, pod.spec.node)
     elif known in (_TEMPLATE, _NO_SOCKET) and role is Role.TOOLKIT:
-        yield from set_target(snapshot, unready.node, unready.component.meta.namespace)
+        should = where_it_should_write(unready.node, None)
+        yield from set_target(snapshot, unready.component.meta.namespace, should)
     elif known is _NO_LIBRARY and not pod.spec.runtime_class and unready.component.meta.kind == "DaemonSet":
         yield from _name_class(snapshot, unready)
     elif unready.stage.reason == "PodInitializing" and any(state.ended is not None for state in pod.states):

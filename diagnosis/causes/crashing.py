@@ -63,7 +63,7 @@ from diagnosis.causes.running import (
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
 from diagnosis.facts.commands import command, explain, logs
 from diagnosis.facts.components import Role, components, role_of
-from diagnosis.facts.fabric_steps import fabric_steps
+from diagnosis.facts.driver_steps import fabric_steps
 from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
 from diagnosis.facts.library_errors import any_cuda_error
 from diagnosis.facts.moving_pods import steps_to_move

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from diagnosis.causes.components import NOT_READY, VALIDATION, hint
 from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import explain, kubectl, logs, pods_on
+from diagnosis.facts.commands import command, explain, kubectl, logs, pods_on
 from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
 from diagnosis.facts.gpu_nodes import (
     GPU,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
 from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.gpu_nodes import has_gpu
@@ -54,36 +56,46 @@ _CHECK_FAILED = re.compile(
     re.IGNORECASE,
 )
 """Texts of EKS' agent, NVSentinel, node problem detectors, DCGM and NVML about a check that was not made."""
-_PODS = (
-    ("AcceleratedHardwareReady", "eks-node-monitoring-agent"),
-    ("Gpu", "gpu-health-monitor"),
-    ("SysLogs", "syslog-health-monitor"),
-    ("", "node-problem-detector"),
-)
-"""Beginning of a condition's type, and of the names of the pods that set it."""
 _HOST_ENGINES = ("dcgm-server", "nvidia-dcgm-")
 _MOST_PODS = 3
 _REPAIR = "Until it is clear, stop the automatic repair that acts on this condition: it would replace a healthy node"
-_REPAIRS = (
-    (
-        "AcceleratedHardwareReady",
-        " (node auto repair of the EKS node group, or Karpenter's NodeRepair, after 10 minutes)",
-    ),
-    ("Gpu", " (NVSentinel's, if its cordon is followed by a drain)"),
-)
-_LATCHES = "It may keep the condition until it is restarted, also when it can check again"
-_CLEARS = "It clears the condition itself when it can check again, and NVSentinel then lifts its cordon. If it does not"
-_NO_ACTION = "Recommended Action=NONE"
 _NO_ENGINE = (
     "No pod of DCGM's host engine (dcgm-server, nvidia-dcgm) is on the node: let its DaemonSet tolerate the node's "
     "taints, or give the monitor the address of the host engine that runs there"
 )
-_ACCESS = {
-    "AcceleratedHardwareReady": "values of EKS' agent: nodeAgent.dcgmAddress of the node's other host engine (the GPU "
-    "operator's: nvidia-dcgm.gpu-operator.svc:5555, with nodeAgent.dnsPolicy ClusterFirstWithHostNet) and "
-    "dcgmAgent.enabled false; or nodeAgent.monitors.nvidia.enabled false, if it is not to check GPUs",
-}
-"""Ways to give a monitor access to the GPUs; https://github.com/aws/eks-node-monitoring-agent, the chart's README."""
+_NO_ACTION = "Recommended Action=NONE"
+
+
+class _Monitor(Struct, frozen=True):
+    """Program that sets conditions: beginning of its pods' names, its repair, its way back, its access to the GPUs."""
+
+    conditions: str
+    """Pattern of a condition's type and reason."""
+    pods: str
+    repair: str = ""
+    back: str = "It may keep the condition until it is restarted, also when it can check again"
+    access: str = "its address of DCGM's host engine, its libraries, its rights"
+
+
+_MONITORS = (
+    _Monitor(
+        r"\AAcceleratedHardwareReady",
+        "eks-node-monitoring-agent",
+        " (node auto repair of the EKS node group, or Karpenter's NodeRepair, after 10 minutes)",
+        access="values of EKS' agent: nodeAgent.dcgmAddress of the node's other host engine (the GPU operator's: "
+        "nvidia-dcgm.gpu-operator.svc:5555, with nodeAgent.dnsPolicy ClusterFirstWithHostNet) and dcgmAgent.enabled "
+        "false; or nodeAgent.monitors.nvidia.enabled false, if it is not to check GPUs",
+    ),
+    _Monitor(
+        r"\AGpu\S+ \S+IsNotHealthy",
+        "gpu-health-monitor",
+        " (NVSentinel's, if its cordon is followed by a drain)",
+        "It clears the condition itself when it can check again, and NVSentinel then lifts its cordon. If it does not",
+    ),
+    _Monitor(r"\ASysLogs", "syslog-health-monitor"),
+    _Monitor("", "node-problem-detector"),
+)
+"""The chart's README of https://github.com/aws/eks-node-monitoring-agent; NVSentinel; node problem detectors."""
 
 
 def find_reported(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -132,25 +144,26 @@ def _unchecked(snapshot: Snapshot, node: Node, condition: Condition) -> FoundCau
     if all_respond_since(node, condition.since):
         evidence.append(f"{recorded_gpus(node)}, and it has no fault")
     certainty = Certainty.PROVEN if len(evidence) > 1 else Certainty.LIKELY
-    whose = next((words for start, words in _REPAIRS if condition.type.startswith(start)), "")
-    remedy = (f"{_REPAIR}{whose}", *_restart(condition, node, pods), *_compare(condition, node, working))
+    of = f"{condition.type} {condition.reason}"
+    monitor = next(each for each in _MONITORS if re.search(each.conditions, of))
+    steps = (*_restart(monitor, condition, node, pods), *_compare(monitor, node, working))
+    remedy = (f"{_REPAIR}{monitor.repair}", *steps)
     return found_on(node.subject, COULD_NOT_CHECK, evidence, remedy, certainty=certainty)
 
 
-def _restart(condition: Condition, node: Node, pods: Sequence[Pod]) -> Iterator[str]:
+def _restart(monitor: _Monitor, condition: Condition, node: Node, pods: Sequence[Pod]) -> Iterator[str]:
     """Yield the steps that let the monitor check again: its host engine first, then the monitor itself."""
-    start = next(name for prefix, name in _PODS if condition.type.startswith(prefix))
-    monitors = [pod for pod in pods if pod.meta.name.startswith(start)]
+    own = next((pod for pod in pods if pod.meta.name.startswith(monitor.pods)), None)
     if "dcgm" in f"{condition.reason} {condition.message}".lower():
         engines = [pod for pod in pods if _is_engine(pod)]
         yield from (f"Check DCGM's host engine on the node: {logs(pod.meta, '--tail=50')}" for pod in engines[:2])
-        if monitors and not engines:
+        if own is not None and not engines:
             yield _NO_ENGINE
-    why = _CLEARS if condition.type.startswith("Gpu") else _LATCHES
-    for pod in monitors[:1]:
-        yield f"{why}; its DaemonSet creates the pod again: {kubectl('delete', pod.meta)}"
-    if not monitors:
-        yield f"{why}: find its pod ({start}, or a service of the host) and restart that: {pods_on(node.name)}"
+    if own is not None:
+        yield f"{monitor.back}; its DaemonSet creates the pod again: {kubectl('delete', own.meta)}"
+    else:
+        its = f"find its pod ({monitor.pods}, or a service of the host) and restart that"
+        yield f"{monitor.back}: {its}: {pods_on(node.name)}"
 
 
 def _is_engine(pod: Pod) -> bool:
@@ -158,7 +171,7 @@ def _is_engine(pod: Pod) -> bool:
     return named or role_of(pod.meta, {}, pod.spec) is Role.DCGM
 
 
-def _compare(condition: Condition, node: Node, working: list[Pod]) -> Iterator[str]:
+def _compare(monitor: _Monitor, node: Node, working: list[Pod]) -> Iterator[str]:
     """Yield how to find out whether the GPUs respond, if the condition returns."""
     again = "If the condition comes back, see whether the GPUs respond"
     for pod in working[:1]:
@@ -166,8 +179,7 @@ def _compare(condition: Condition, node: Node, working: list[Pod]) -> Iterator[s
         yield f"{again}, in a pod that has them: {see}"
     if not working:
         yield f"{again}: run `nvidia-smi` on {node.name}"
-    access = _ACCESS.get(condition.type, "its address of DCGM's host engine, its libraries, its rights")
-    yield f"If they do, fix the monitor's own access: {access}"
+    yield f"If they do, fix the monitor's own access: {monitor.access}"
 
 
 SEARCHES = (Search((REPORTED, COULD_NOT_CHECK), ("Node",), find_reported),)

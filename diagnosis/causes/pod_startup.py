@@ -12,45 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from diagnosis.causes import pod_startup_table as table
 from diagnosis.causes.claim_preparation import OF_CLAIM, explained
 from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.pod_startup_table import (
-    ATTACH,
-    CAUSES,
-    CDI_STALE,
-    CDI_UNRESOLVED,
-    CLAIM_API,
-    CLAIM_FAILS,
-    COMMAND_MISSING,
-    CONFIG_MISSING,
-    CREATION_FAILS,
-    DRIVER_NOT_LOADED,
-    HANDLER_TYPELESS,
-    IMAGE_ABSENT,
-    IMAGE_FAILS,
-    IMAGE_NEEDS_DRIVER,
-    IMAGE_NO_SPACE,
-    IMAGE_PLATFORM,
-    IMAGE_REFUSED,
-    INIT_LASTS,
-    INJECTION,
-    NETWORK,
-    NO_DEVICE_FILE,
-    RUNTIME_SILENT,
-    SANDBOX,
-    START_FIXES,
-    START_KILLED,
-    VOLUME_ELSEWHERE,
-    VOLUME_FAILS,
-    WITHOUT_LIMIT,
-)
 from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
 from diagnosis.causes.runtime_handlers import HANDLERS
 from diagnosis.facts.commands import command, kubectl, logs
 from diagnosis.facts.components import Role, role_of
 from diagnosis.facts.crio_advice import without_class
 from diagnosis.facts.dra_drivers import CLAIM_EVENT, claims_channel
-from diagnosis.facts.gke_driver import driver_steps
+from diagnosis.facts.driver_steps import gke_driver_steps
 from diagnosis.facts.gpu_requests import gpu_pods
 from diagnosis.facts.log_lines import fix_of
 from diagnosis.facts.node_services import distribution_of, runtime_steps
@@ -81,16 +52,19 @@ from healthcheck.catalog.cuda_errors import fix_of as fix_of_error
 from healthcheck.probes.container_runtime.distributions import GKE
 
 _EVENT = TextSource.EVENT
-_INJECTION = texts_in(_EVENT, (DEVICE_FILES, NOT_READY[Role.MPS], *INJECTION))
-_CREATION = texts_in(_EVENT, (COMMAND_MISSING, CLAIM_FAILS))
-_CONFIG = texts_in(_EVENT, (CONFIG_MISSING,))
-_IMAGES = texts_in(_EVENT, (IMAGE_NO_SPACE, IMAGE_REFUSED, IMAGE_PLATFORM, IMAGE_ABSENT))
-_VOLUMES = ((DRIVER_NOT_LOADED, NO_DEVICE_FILE), *texts_in(_EVENT, (VOLUME_ELSEWHERE, VOLUME_FAILS)))
+_INJECTION = texts_in(_EVENT, (DEVICE_FILES, NOT_READY[Role.MPS], *table.INJECTION))
+_CREATION = texts_in(_EVENT, (table.COMMAND_MISSING, table.CLAIM_FAILS))
+_CONFIG = texts_in(_EVENT, (table.CONFIG_MISSING,))
+_IMAGES = texts_in(_EVENT, (table.IMAGE_NO_SPACE, table.IMAGE_REFUSED, table.IMAGE_PLATFORM, table.IMAGE_ABSENT))
+_VOLUMES = (
+    (table.DRIVER_NOT_LOADED, table.NO_DEVICE_FILE),
+    *texts_in(_EVENT, (table.VOLUME_ELSEWHERE, table.VOLUME_FAILS)),
+)
 """Texts of FailedMount and FailedAttachVolume; the last one matches all other texts."""
-_ATTACHING = ((ATTACH, ATTACH.texts[0]),)
+_ATTACHING = ((table.ATTACH, table.ATTACH.texts[0]),)
 _DEFERRED, _ATTACHES = "NetworkDeviceAttachDeferred", 5.0
 """Event while DRANET still attaches the devices, and the minutes that this may take."""
-_SANDBOXES = texts_in(_EVENT, (RUNTIME_SILENT, HANDLER_TYPELESS, NETWORK, SANDBOX))
+_SANDBOXES = texts_in(_EVENT, (table.RUNTIME_SILENT, table.HANDLER_TYPELESS, table.NETWORK, table.SANDBOX))
 """Texts of FailedCreatePodSandBox and NetworkNotReady; a missing handler has its own family."""
 _IMAGE_REASONS = frozenset(
     ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
@@ -142,7 +116,7 @@ def find_not_started(snapshot: Snapshot) -> Iterator[FoundCause]:
 def _as_on_the_node(snapshot: Snapshot, pod: Pod, known: Recognised) -> Recognised:
     """Return DRIVER_NOT_LOADED instead of a stale specification if the agent reports its device as missing."""
     node = snapshot.by_node.get(pod.spec.node)
-    if known.cause is not CDI_STALE or not known.groups or node is None:
+    if known.cause is not table.CDI_STALE or not known.groups or node is None:
         return known
     found = (finding.detail for finding in node.findings if finding.reason in DEVICE_FILE_REASONS)
     files = {word.rpartition("/")[2] for detail in found for word in _BETWEEN_FILES.split(detail)}
@@ -178,14 +152,14 @@ def _recognise(snapshot: Snapshot, pod: Pod) -> Recognised | None:
         found = _of_container(state, events)
         if found is not None:
             # A registry that did not respond once may respond the next time.
-            return None if found.cause is IMAGE_FAILS and early else found
+            return None if found.cause is table.IMAGE_FAILS and early else found
     if pod.over or any(each.running or each.ended for each in pod.states if not each.init) or early:
         return None
     known = _of_pod(events)
     if known is None and not pod.states:
         # The kubelet's events about containers that have no state yet.
         known = recognised((*_INJECTION, *_CONFIG, *_IMAGES, *_CREATION), _failed(events))
-    return None if known is not None and known.cause is VOLUME_ELSEWHERE and _is_left(snapshot, pod) else known
+    return None if known is not None and known.cause is table.VOLUME_ELSEWHERE and _is_left(snapshot, pod) else known
 
 
 def _attaching(snapshot: Snapshot, pod: Pod, events: Iterable[Symptom]) -> Recognised | None:
@@ -228,12 +202,12 @@ def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognise
         return _of_image(symptoms, events)
     if "CreateContainerConfigError" in reasons:
         known = recognised(_CONFIG, (*symptoms, *_failed(events)))
-        return known or _as(CREATION_FAILS, symptoms)
+        return known or _as(table.CREATION_FAILS, symptoms)
     if reasons & START_REASONS and recognised(HANDLERS, symptoms) is None:
         texts = (*symptoms, *_failed(events))
         if any(TOOL.search(symptom.text) for symptom in texts):
             return None
-        return recognised((*_INJECTION, *_CREATION), texts) or _as(CREATION_FAILS, symptoms)
+        return recognised((*_INJECTION, *_CREATION), texts) or _as(table.CREATION_FAILS, symptoms)
     return None
 
 
@@ -248,7 +222,7 @@ def _of_image(symptoms: Iterable[Symptom], events: Iterable[Symptom]) -> Recogni
     """
     pulls = (event for event in _failed(events) if "pull" in event.text.lower() or "image" in event.text.lower())
     written = tuple(symptom for symptom in (*symptoms, *pulls) if symptom.text)
-    return recognised(_IMAGES, written) or _as(IMAGE_FAILS, (*written, *symptoms))
+    return recognised(_IMAGES, written) or _as(table.IMAGE_FAILS, (*written, *symptoms))
 
 
 def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
@@ -259,7 +233,7 @@ def _of_pod(events: Iterable[Symptom]) -> Recognised | None:
     symptoms = tuple(event for event in events if not _PASSES.search(event.text))
     for symptom in symptoms:
         if symptom.reason == CLAIM_EVENT:
-            return recognised(texts_in(_EVENT, (CLAIM_API,)), (symptom,)) or _as(CLAIM_FAILS, (symptom,))
+            return recognised(texts_in(_EVENT, (table.CLAIM_API,)), (symptom,)) or _as(table.CLAIM_FAILS, (symptom,))
         if symptom.reason in _VOLUME_EVENTS:
             return recognised((*_CONFIG, *_VOLUMES), (each for each in symptoms if each.reason in _VOLUME_EVENTS))
         if symptom.reason in _SANDBOX_EVENTS:
@@ -284,10 +258,10 @@ def _is_early(snapshot: Snapshot, pod: Pod) -> bool:
 
 def _subject(snapshot: Snapshot, pod: Pod, known: Recognised) -> str:
     written = _written(snapshot, pod)
-    if known.cause is CONFIG_MISSING and len(known.groups) == 2:
+    if known.cause is table.CONFIG_MISSING and len(known.groups) == 2:
         kind, name = known.groups
         return f"{kind.lower()}/{pod.meta.namespace}/{name}"
-    if known.cause in (VOLUME_ELSEWHERE, VOLUME_FAILS):
+    if known.cause in (table.VOLUME_ELSEWHERE, table.VOLUME_FAILS):
         return _claim(snapshot, pod, known.symptom.text) or written
     return f"node/{pod.spec.node}" if known.cause.of_node else written
 
@@ -321,7 +295,7 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
     is_about_image = known.cause.link is Link.PREPARED and "Image" in known.cause.name
     images = list(dict.fromkeys(each.image for each in _containers(stuck)))[:3] if is_about_image else []
     evidence += [f"image {image}" for image in images]
-    if known.cause is START_KILLED:
+    if known.cause is table.START_KILLED:
         limits = (f"memory limit of {each.name}: {each.limits.get('memory', 'none')}" for each in _containers(stuck))
         evidence += list(dict.fromkeys(limits))[:3]
     evidence += _of_node(snapshot, pod, known.cause)
@@ -330,23 +304,23 @@ def _found(snapshot: Snapshot, subject: str, stuck: list[RecognisedPod]) -> Foun
     remedy = (*_special(known, images, node), *_own(snapshot, known, stuck, node), look)
     affected = tuple(one.pod.subject for one in stuck)
     found = FoundCause(known.cause, subject, tuple(evidence), remedy, affected)
-    is_of_claim = known.cause in (CLAIM_API, CLAIM_FAILS) or OF_CLAIM.search(known.symptom.text)
+    is_of_claim = known.cause in (table.CLAIM_API, table.CLAIM_FAILS) or OF_CLAIM.search(known.symptom.text)
     return explained(snapshot, found, pod, known.symptom.text) if is_of_claim else found
 
 
 def _own(snapshot: Snapshot, known: Recognised, stuck: list[RecognisedPod], node: Node | None) -> tuple[str, ...]:
     """Return the steps that end the cause on this node, by the whole message."""
-    if node is not None and known.cause is RUNTIME_SILENT:
+    if node is not None and known.cause is table.RUNTIME_SILENT:
         return (*runtime_steps(node), *keep_version(snapshot, node))
-    if known.cause is DRIVER_NOT_LOADED and node is not None and distribution_of(node) == GKE:
-        return tuple(driver_steps(node))
-    if known.cause is CDI_UNRESOLVED and known.groups:
+    if known.cause is table.DRIVER_NOT_LOADED and node is not None and distribution_of(node) == GKE:
+        return tuple(gke_driver_steps(node))
+    if known.cause is table.CDI_UNRESOLVED and known.groups:
         return tuple(_of_device(snapshot, known.groups[0].strip(), [one.pod for one in stuck]))
     named = [*_containers(stuck)]
-    if known.cause is START_KILLED and named and not any(each.limits.get("memory") for each in named):
-        return (WITHOUT_LIMIT,)
+    if known.cause is table.START_KILLED and named and not any(each.limits.get("memory") for each in named):
+        return (table.WITHOUT_LIMIT,)
     system = node.system if node is not None else ""
-    fix = fix_of(f"{system}: {known.symptom.text}", START_FIXES) or fix_of_error(known.cause.name, known.quote)
+    fix = fix_of(f"{system}: {known.symptom.text}", table.START_FIXES) or fix_of_error(known.cause.name, known.quote)
     return (fix or known.cause.remedy,)
 
 
@@ -361,7 +335,7 @@ def _of_device(snapshot: Snapshot, device: str, pods: Sequence[Pod]) -> Iterator
     elif device.startswith(_PLUGINS):
         yield from restart_plugin(snapshot, pods[0].spec.node)
     else:
-        yield _OF_NVIDIA if device.startswith("nvidia.com/") else CDI_UNRESOLVED.remedy
+        yield _OF_NVIDIA if device.startswith("nvidia.com/") else table.CDI_UNRESOLVED.remedy
 
 
 def _containers(stuck: Iterable[RecognisedPod]) -> Iterator[Container]:
@@ -376,7 +350,9 @@ def _of_node(snapshot: Snapshot, pod: Pod, of: Cause) -> Iterator[str]:
         return
     driver = node.meta.labels.get("nvidia.com/cuda.driver-version.full")
     version = f", driver {driver}" if driver else ""
-    machine = f", {_ARCHITECTURE} {node.meta.labels.get(_ARCHITECTURE, 'unknown')}" if of is IMAGE_PLATFORM else ""
+    machine = (
+        f", {_ARCHITECTURE} {node.meta.labels.get(_ARCHITECTURE, 'unknown')}" if of is table.IMAGE_PLATFORM else ""
+    )
     yield f"{node.subject}: {node.runtime}{version}{machine}"
     if node.findings:
         named = ", ".join(dict.fromkeys(finding.reason for finding in node.findings[:5]))
@@ -384,11 +360,11 @@ def _of_node(snapshot: Snapshot, pod: Pod, of: Cause) -> Iterator[str]:
 
 
 def _special(known: Recognised, images: Sequence[str], node: Node | None) -> Iterator[str]:
-    if known.cause is IMAGE_PLATFORM and images:
+    if known.cause is table.IMAGE_PLATFORM and images:
         wanted = node.meta.labels.get(_ARCHITECTURE, "") if node is not None else ""
         look = command("docker", "buildx", "imagetools", "inspect", images[0])
         yield f"List the image's architectures{f'; the node needs {wanted}' if wanted else ''}: {look}"
-    if known.cause is IMAGE_NEEDS_DRIVER and known.groups:
+    if known.cause is table.IMAGE_NEEDS_DRIVER and known.groups:
         yield f"The image requires {known.groups[0]}, set in NVIDIA_REQUIRE_CUDA"
 
 
@@ -402,7 +378,7 @@ def find_lasting(snapshot: Snapshot) -> Iterator[FoundCause]:
                 message = f"{pod.subject}: init container {state.name} has run since {state.started:%Y-%m-%d %H:%M}Z"
                 remedy = (f"Read why it waits: {logs(pod.meta, '-c', state.name, '--tail=50')}",)
                 written = _written(snapshot, pod)
-                yield FoundCause(INIT_LASTS, written, (message,), remedy, (pod.subject,), Certainty.LIKELY)
+                yield FoundCause(table.INIT_LASTS, written, (message,), remedy, (pod.subject,), Certainty.LIKELY)
 
 
-SEARCHES = (Search(CAUSES, ("Pod",), find_not_started), Search((INIT_LASTS,), ("Pod",), find_lasting))
+SEARCHES = (Search(table.CAUSES, ("Pod",), find_not_started), Search((table.INIT_LASTS,), ("Pod",), find_lasting))

@@ -42,11 +42,8 @@ def hook_evidence(node: Node | None, toolkits: Sequence[Workload]) -> tuple[str,
     for toolkit in toolkits:
         if installs_hook(toolkit) is False or writes_for_containerd(toolkit):
             return ()
-        env, folder = variables_of(toolkit), hooks_folder(toolkit)
-        signs = [f"{name}={env[name]}" for name in (_RUNTIME, _MODE) if name in env]
-        signs += [f"volume {folder}"] if folder else []
         does = "installs" if is_hook_certain(toolkits) else "before v1.18 installs"
-        return (f"{toolkit.subject} {does} an OCI hook for CRI-O, no handler: {', '.join(signs) or f'no {_MODE}'}",)
+        return (f"{toolkit.subject} {does} an OCI hook for CRI-O, no handler",)
     if distribution_of(node) == OPENSHIFT:
         return (f"{node.subject} runs OpenShift: NVIDIA's toolkit installs an OCI hook there, no handler, without CDI",)
     return ()

@@ -99,7 +99,9 @@ def steps_until_ready(node: Node) -> Iterator[str]:
         yield from _slow_runtime(node)
     else:
         yield f"Check the node's state: {kubectl('describe', node.meta)}"
-        yield f"Then check whether the machine runs, and its kubelet: {_status(node, kubelet_unit(node))}"
+        status = command("talosctl", "-n", node.name, "service", "kubelet")
+        status = status if distribution_of(node) == TALOS else f"`systemctl status {kubelet_unit(node)}`"
+        yield f"Then check whether the machine runs, and its kubelet: {status}"
 
 
 def kubelet_unit(node: Node) -> str:
@@ -160,9 +162,3 @@ def _journal(node: Node, units: tuple[str, ...]) -> str:
     if distribution == BOTTLEROCKET:
         return f"`sheltie {words}` in the admin container"
     return f"`{words} --no-pager`"
-
-
-def _status(node: Node, unit: str) -> str:
-    if distribution_of(node) == TALOS:
-        return command("talosctl", "-n", node.name, "service", "kubelet")
-    return f"`systemctl status {unit}`"

@@ -239,41 +239,38 @@ def _is_fixed(node: Node | None) -> bool:
 def keep_version(snapshot: Snapshot, node: Node) -> Iterator[str]:
     """Yield the step after which the operator's toolkit writes no file that containerd 2 refuses."""
     toolkit = next(iter(toolkits(snapshot)), None)
-    own_file = distribution_of(node) in (K3S, RKE2, K0S, MICROK8S, TALOS, BOTTLEROCKET)
-    if toolkit is None or own_file or not node.runtime.startswith("containerd://2."):
-        return
-    policy = next((one.toolkit_env for one in snapshot.cluster_policies), {})
-    values = RuntimeFiles("", "", more=_FROM_FILE).values(policy)
-    yield (
-        "If the journal says that a drop-in's version is higher than that of the root config, the operator's toolkit "
-        f"wrote it: let it keep the file's version, {set_toolkit_env(snapshot, toolkit.meta.namespace, values)}, and "
-        f"move its file away on {node.name}: `mv /etc/containerd/conf.d/99-nvidia.toml /root/ && systemctl restart "
-        "containerd`"
-    )
+    has_own_file = distribution_of(node) in (K3S, RKE2, K0S, MICROK8S, TALOS, BOTTLEROCKET)
+    if toolkit is not None and not has_own_file and node.runtime.startswith("containerd://2."):
+        change = _set_files(snapshot, toolkit.meta.namespace, RuntimeFiles("", "", more=_FROM_FILE))
+        yield (
+            "If the journal says that a drop-in's version is higher than that of the root config, the operator's "
+            f"toolkit wrote it: let it keep the file's version, {change}, and move its file away on {node.name}: "
+            "`mv /etc/containerd/conf.d/99-nvidia.toml /root/ && systemctl restart containerd`"
+        )
 
 
-def set_target(snapshot: Snapshot, node: Node | None, namespace: str) -> Iterator[str]:
-    """Yield the step that sets the operator's toolkit to the runtime of the node's kubelet, if that is known."""
-    should, policy = where_it_should_write(node, None), next(iter(snapshot.cluster_policies), None)
+def set_target(snapshot: Snapshot, namespace: str, should: RuntimeFiles | None) -> Iterator[str]:
+    """Yield the step that sets the operator's toolkit to the runtime of a node's kubelet, if that is known."""
     if should is not None:
-        values = should.values(policy.toolkit_env if policy is not None else {})
-        yield f"Set the toolkit to the kubelet's runtime: {set_toolkit_env(snapshot, namespace, values)}"
+        yield f"Set the toolkit to the kubelet's runtime: {_set_files(snapshot, namespace, should)}"
+
+
+def _set_files(snapshot: Snapshot, namespace: str, files: RuntimeFiles) -> str:
+    policy = next((cluster_policy.toolkit_env for cluster_policy in snapshot.cluster_policies), {})
+    return set_toolkit_env(snapshot, namespace, files.values(policy))
 
 
 def _by_helm(snapshot: Snapshot, toolkit: Workload, should: RuntimeFiles | None) -> Iterator[str]:
-    policy = next((cluster_policy.toolkit_env for cluster_policy in snapshot.cluster_policies), {})
     namespace = toolkit.meta.namespace
-    if should is not None:
-        command_to_set = set_toolkit_env(snapshot, namespace, should.values(policy))
-        yield f"Set the toolkit to the kubelet's runtime: {command_to_set}"
-        return
-    logs = command("kubectl", "-n", namespace, "logs", f"daemonset/{toolkit.meta.name}", "--all-containers")
-    yield f"Check in the toolkit's log whether it wrote the handler, and to which file: {logs}"
-    yield (
-        "If `pgrep -a containerd` on the node shows another file or socket for the kubelet's containerd "
-        f"(--config, --address), replace CONFIG and SOCKET by them: "
-        f"{set_toolkit_env(snapshot, namespace, RuntimeFiles('CONFIG', 'SOCKET').values(policy))}"
-    )
+    yield from set_target(snapshot, namespace, should)
+    if should is None:
+        logs = command("kubectl", "-n", namespace, "logs", f"daemonset/{toolkit.meta.name}", "--all-containers")
+        yield f"Check in the toolkit's log whether it wrote the handler, and to which file: {logs}"
+        yield (
+            "If `pgrep -a containerd` on the node shows another file or socket for the kubelet's containerd "
+            "(--config, --address), replace CONFIG and SOCKET by them: "
+            f"{_set_files(snapshot, namespace, RuntimeFiles('CONFIG', 'SOCKET'))}"
+        )
 
 
 def _by_hand(node: Node | None, config: str) -> str:

@@ -1,4 +1,4 @@
-"""Steps for a node whose NVLink fabric is not ready, by the place of its driver and its product. Pure."""
+"""Steps for a node whose driver is not complete: without its NVLink fabric, or on GKE without the driver. Pure."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ _RACK = re.compile(r"GB[23]00|NVL72", re.IGNORECASE)
 """Products of a rack whose switches are in trays of their own, with the fabric manager on those."""
 _MANAGED = re.compile(r"\bB[123]00\b", re.IGNORECASE)
 """Products whose switches are managed over InfiniBand devices of the host, by NVLSM beside the fabric manager."""
+
+
+INSTALLER = "nvidia-driver-installer"
+"""Init container of GKE's device plugin. It installs the driver, or waits until another program has."""
+_VERSION, _POOL = "cloud.google.com/gke-gpu-driver-version", "cloud.google.com/gke-nodepool"
+_ACCELERATOR = "cloud.google.com/gke-accelerator"
+_MANIFESTS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-engine-accelerators/master"
+"""https://cloud.google.com/kubernetes-engine/docs/how-to/gpus#installing_drivers; issues 402, 407 of that repository.
+"""
 
 
 def fabric_steps(snapshot: Snapshot, node: Node) -> Iterator[str]:
@@ -70,3 +79,31 @@ def _modules() -> str:
         f"It manages the NVSwitches over InfiniBand devices of the host: load their modules there, {load}, and at each "
         "boot by a file in /etc/modules-load.d; Ubuntu's cloud kernels have them in the package linux-modules-extra"
     )
+
+
+def installer_steps(node: Node | None, pod: Pod) -> Iterator[str]:
+    """Yield the steps for a plugin whose init container waits for the driver."""
+    yield f"Read the installer's last lines: {logs(pod.meta, '-c', INSTALLER, '--tail=20')}"
+    if node is not None and _ACCELERATOR in node.meta.labels:
+        yield from gke_driver_steps(node)
+
+
+def gke_driver_steps(node: Node) -> Iterator[str]:
+    """Yield the steps after which the node has a driver, unless GKE installs it."""
+    labels = node.meta.labels
+    if labels.get(_VERSION, "disabled") != "disabled":
+        yield f"GKE itself installs this node's driver, by its label {_VERSION}: if that lasts, replace the node"
+        return
+    system = "ubuntu" if "ubuntu" in node.system.lower() else "cos"
+    apply = command("kubectl", "apply", "-f", f"{_MANIFESTS}/{INSTALLER}/{system}/daemonset-preloaded.yaml")
+    yield (
+        f'The node has no label {_VERSION}: its pool was made without automatic installation of the driver ("GPU '
+        f"driver auto installation is disabled\"). Install it by Google's DaemonSet: {apply}"
+    )
+    accelerator = f"type={labels.get(_ACCELERATOR, 'TYPE')},count=COUNT,gpu-driver-version=default"
+    where = (labels.get(_POOL, "POOL"), "--cluster=CLUSTER", "--location=LOCATION", f"--accelerator={accelerator}")
+    yield (
+        "Or let GKE install it, with the pool's other accelerator settings kept; this creates its nodes anew: "
+        f"{command('gcloud', 'container', 'node-pools', 'update', *where)}"
+    )
+    yield f"With node auto-provisioning, the pods select it: nodeSelector {_VERSION}: default"
