@@ -194,7 +194,9 @@ def _of_component(snapshot: Snapshot, pod: Pod) -> Iterator[_Crash]:
     The crash itself is reported with the components.
     """
     node = snapshot.by_node.get(pod.spec.node)
-    if node is None or not node.ready or not older(snapshot, node.meta.created, _LATELY):
+    if snapshot.sees("Node") and (node is None or not node.ready):
+        return
+    if not older(snapshot, node.meta.created if node is not None else pod.meta.created, _LATELY):
         return
     for state in pod.states:
         ended = _failure(snapshot, pod, state)
@@ -202,7 +204,7 @@ def _of_component(snapshot: Snapshot, pod: Pod) -> Iterator[_Crash]:
         texts = (of_end(state, ended), *of_log(snapshot, pod, state.name), *probes) if ended is not None else ()
         known = recognised(COMPONENT_TEXTS, texts)
         if known is not None:
-            yield _Crash(pod, state, known, node.subject)
+            yield _Crash(pod, state, known, f"node/{pod.spec.node}")
             return
 
 

@@ -139,6 +139,8 @@ def _suspects(snapshot: Snapshot) -> Iterator[Pod]:
 def _is_at_work(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the component's node is only being set up, or does not answer."""
     node = snapshot.by_node.get(pod.spec.node)
+    if not snapshot.sees("Node"):
+        return not older(snapshot, scheduled_at(pod), _YOUNG_NODE)
     return node is None or not node.ready or not older(snapshot, node.meta.created, _YOUNG_NODE)
 
 

@@ -343,6 +343,12 @@ WITHOUT_LIMIT = (
 )
 START_FIXES = (
     Hint(
+        r"/home/kubernetes/bin/nvidia is not",
+        "GKE has installed no driver on the node. Without the label cloud.google.com/gke-gpu-driver-version, its pool "
+        "was made without automatic installation: let GKE install it (gpu-driver-version=default in the pool's "
+        "accelerator settings), or apply Google's DaemonSet nvidia-driver-installer.",
+    ),
+    Hint(
         r"is mounted on \S{1,200} but it is not a shared(?: or slave)? mount",
         "The node's mounts are private, and this volume needs mount propagation. Share them on the node, now and at "
         "each boot: `mount --make-rshared /`. The kubelet then tries again.",

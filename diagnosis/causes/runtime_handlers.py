@@ -57,6 +57,7 @@ from diagnosis.model import (
 )
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import RuntimeClass
+from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import Pod
 from diagnosis.snapshot.workloads import Workload
@@ -135,6 +136,12 @@ _OLD_RECORD = 180.0
 _EACH = 3
 """Nodes: if more lack the same handler, they have a common cause."""
 _LIKE = 0.8
+_WRITTEN_BY = (
+    ("from runtime list", "cri-o://"),
+    ("invalid runtime name", "docker://"),
+    ("not supported", "docker://"),
+)
+"""Parts of messages of one container runtime, and how a node reports that runtime."""
 _MOST_NAMED = 8
 
 
@@ -150,6 +157,13 @@ class _MissingHandler:
     @property
     def affected(self) -> tuple[str, ...]:
         return tuple(pod.subject for pod in self.pods)
+
+    def there(self, snapshot: Snapshot) -> Node | None:
+        """Return the node; if nodes are not visible, one of which only the runtime is known, by its message."""
+        text = self.known.symptom.text if self.known is not None else ""
+        runtime = next((name for part, name in _WRITTEN_BY if part in text), "")
+        told = Node(Meta("Node", "", self.node), runtime=runtime) if runtime and not snapshot.sees("Node") else None
+        return snapshot.by_node.get(self.node, told)
 
     def quotes(self) -> Iterator[str]:
         """Yield the message of the first pod, or its RuntimeClass if it has none, as evidence."""
@@ -353,7 +367,7 @@ def _everywhere(snapshot: Snapshot, handler: str, lacks: list[_MissingHandler]) 
         *lacks[0].quotes(),
     )
     because = origins((ELSEWHERE, _TOOLKIT), *(toolkit.subject for toolkit in toolkits(snapshot)))
-    there = [node for lack in lacks if (node := snapshot.by_node.get(lack.node)) is not None]
+    there = [node for lack in lacks if (node := lack.there(snapshot)) is not None]
     waiting = [pod for lack in lacks for pod in lack.pods]
     remedy = tuple(fix_steps(snapshot, None, None, there, waiting))
     affected = tuple(pod.subject for pod in waiting)
@@ -437,14 +451,15 @@ def _missing(snapshot: Snapshot, lack: _MissingHandler, node: Node | None) -> It
         remedy = tuple(fix_steps(snapshot, node, finding))
         evidence = tuple(by_agent(finding))
         yield FoundCause(ELSEWHERE, subject, evidence, remedy, lack.affected, because_of=origins(UNLOADABLE, subject))
-    hook = hook_evidence(node, toolkits(snapshot))
-    is_other = node is not None and runtime_kind(node) != CONTAINERD
+    there = lack.there(snapshot)
+    hook = hook_evidence(there, toolkits(snapshot))
+    is_other = runtime_kind(there) != CONTAINERD
     targets = [(each, target) for each in toolkits(snapshot) if not is_other and (target := target_of(each))]
     written = (f"{each.subject} writes {target}" for each, target in targets)
     evidence = (*lack.quotes(), *_known_of(snapshot, node, lack), *hook, *written, *by_agent(finding))
     proven = finding is not None or lack.known is not None or (node is not None and handlers_of(node) is not None)
     certainty = Certainty.PROVEN if proven and (not hook or is_hook_certain(toolkits(snapshot))) else Certainty.LIKELY
-    remedy = tuple(fix_steps(snapshot, node, finding, pods=lack.pods))
+    remedy = tuple(fix_steps(snapshot, there, finding, pods=lack.pods))
     yield FoundCause(MISSING, subject, evidence, remedy, lack.affected, certainty, tuple(because))
 
 

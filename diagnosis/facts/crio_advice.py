@@ -46,6 +46,8 @@ def hook_evidence(node: Node | None, toolkits: Sequence[Workload]) -> tuple[str,
         return (f"{toolkit.subject} {does} an OCI hook for CRI-O, no handler",)
     if distribution_of(node) == OPENSHIFT:
         return (f"{node.subject} runs OpenShift: NVIDIA's toolkit installs an OCI hook there, no handler, without CDI",)
+    if not node.system:
+        return (f"{node.subject} is not visible: before v1.18 NVIDIA's toolkit installs an OCI hook for CRI-O",)
     return ()
 
 
@@ -104,7 +106,9 @@ def _pod_again(namespace: str, name: str) -> Iterator[str]:
     yield f"Then create it without the line: `{delete} && {patch} -f {file} | kubectl create -f -`"
 
 
-def hook_steps(snapshot: Snapshot, node: Node, pods: Sequence[Pod], toolkit: Workload | None) -> Iterator[str]:
+def hook_steps(
+    snapshot: Snapshot, node: Node, pods: Sequence[Pod], toolkit: Workload | None, by_hand: str
+) -> Iterator[str]:
     """Yield the steps on a node whose CRI-O has NVIDIA's hook instead of a handler."""
     if toolkit is None or installs_hook(toolkit) is None:
         look = (
@@ -120,7 +124,7 @@ def hook_steps(snapshot: Snapshot, node: Node, pods: Sequence[Pod], toolkit: Wor
         )
     if toolkit is None or installs_hook(toolkit) is None:
         yield "If it is to be a handler, as since v1.18 of the toolkit, leave the pods as they are:"
-        yield from crio_steps(node, toolkit, "")
+        yield from crio_steps(node, toolkit, "" if distribution_of(node) == OPENSHIFT else by_hand)
 
 
 def crio_steps(node: Node | None, toolkit: Workload | None, by_hand: str) -> Iterator[str]:

@@ -201,8 +201,14 @@ def fix_steps(
     if finding is not None and finding.reason not in _BY_CONFIGURING:
         yield f"Check the fault on the node itself: {explain(finding.reason)}"
     if example is not None and hook_evidence(example, toolkits(snapshot)):
-        yield from hook_steps(snapshot, example, pods, next(iter(toolkits(snapshot)), None))
+        toolkit = next(iter(toolkits(snapshot)), None)
+        yield from hook_steps(snapshot, example, pods, toolkit, _by_hand(example, ""))
         return
+    if example is None and not snapshot.sees("Node") and not toolkits(snapshot):
+        yield (
+            "If the node runs k3s or RKE2, only restart that service: it adds the handler itself when NVIDIA's toolkit "
+            "is there. MicroK8s and k0s read a file of their own. On others:"
+        )
     yield from _handler_steps(snapshot, node, finding, others)
     if runtime_kind(example) == DOCKER and pods:
         yield "An older cri-dockerd knows no handlers and refuses the pods: upgrade it, or rely on the default runtime"

@@ -343,6 +343,13 @@ def test_driver_in_a_container_is_the_place_to_look(words: str) -> None:
     assert any("`systemctl enable" in text or "`modprobe nvidia`" in text for text in on_host.found.remedy)
 
 
+def test_driver_of_a_component_is_named_where_nodes_are_not_visible() -> None:
+    own: dict[str, Any] = {"namespace": "gpu-operator", "labels": {"app": "nvidia-operator-validator"}}
+    validator = crashing("validator", end=terminated(1, "Error", MISSES[1]), age=60, **own)
+
+    assert ("FabricNotReady", "node/a") in results(judged(validator, missing=["Node"]))
+
+
 def test_fault_of_the_node_outranks_a_program_error() -> None:
     finding = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0", "detail": "fell off the bus"}
     sick = node(

@@ -157,6 +157,31 @@ def test_pod_without_the_class_on_such_a_node_is_no_cause() -> None:
     assert not results(judged(node("a", **CRIO), NVIDIA, toolkit(RUNTIME="crio"), pod("tool", on="a")))
 
 
+HIDDEN = [
+    ("CRI-O", NOT_FOUND, ("crio config", "--runtime=crio", f"{TAKE_OUT}pod/team/tool"), Certainty.LIKELY),
+    ("Docker", UNSUPPORTED, ("--runtime=docker", f"{TAKE_OUT}pod/team/tool"), Certainty.PROVEN),
+]
+
+
+@pytest.mark.parametrize(("text", "words", "certainty"), [row[1:] for row in HIDDEN], ids=[row[0] for row in HIDDEN])
+def test_message_names_the_runtime_of_a_node_that_is_not_visible(
+    text: str, words: tuple[str, ...], certainty: Certainty
+) -> None:
+    (problem,) = judged(*held(text), missing=["Node"]).problems
+    steps = " ".join(problem.found.steps)
+
+    assert (problem.found.cause.name, problem.found.certainty) == ("RuntimeHandlerMissing", certainty)
+    assert all(word in steps for word in words)
+    assert OF_CONTAINERD.search(steps) is None
+
+
+def test_containerd_of_a_node_that_is_not_visible_may_be_a_distributions() -> None:
+    text = 'Failed to create pod sandbox: no runtime for "nvidia" is configured'
+    (problem,) = judged(*held(text), missing=["Node"]).problems
+
+    assert problem.found.steps[0].startswith("If the node runs k3s or RKE2, only restart that service")
+
+
 def test_workload_gets_a_patch_and_a_job_is_created_again() -> None:
     owned = held(owner=("ReplicaSet", "serve-1"))
     made = obj("ReplicaSet", "serve-1", "team", metadata={"ownerReferences": [_owner("Deployment", "serve")]})

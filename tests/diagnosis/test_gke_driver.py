@@ -60,10 +60,12 @@ def test_missing_folder_of_the_driver_is_a_driver_that_is_not_installed() -> Non
     text = 'MountVolume.SetUp failed for volume "nvidia" : hostPath type check failed: '
     failed = event(waits, "FailedMount", f"{text}/home/kubernetes/bin/nvidia is not a directory", count=9)
     (problem,) = judged(node("a", None, labels=POOL, kubelet="v1.33.4-gke.100", system=COS), waits, failed).problems
+    (hidden,) = judged(waits, failed, missing=["Node"]).problems
 
     assert (problem.found.cause.name, problem.found.subject) == ("DriverNotLoaded", "node/a")
     assert "daemonset-preloaded.yaml`" in problem.found.steps[0]
-    assert "modprobe" not in " ".join(problem.found.steps)
+    assert hidden.found.steps[0].startswith("GKE has installed no driver on the node.")
+    assert "modprobe" not in " ".join((*problem.found.steps, *hidden.found.steps))
 
 
 def test_pool_with_automatic_installation_has_only_its_log() -> None:
