@@ -109,7 +109,8 @@ def _of_versions(snapshot: Snapshot, found: FoundCause, name: str) -> FoundCause
     is_skew = bool(requested and served) and requested != served
     steps = [f"List the versions that the API server serves: {command('kubectl', 'get', '--raw', f'/apis/{_API}')}"]
     if not is_skew:
-        steps.append(found.cause.remedy)
+        see = command("kubectl", "get", "node", name)
+        steps += [f"Compare with the node's version: {see}", found.cause.remedy]
     elif _VERSIONS.index(requested) > _VERSIONS.index(served):
         steps.append(
             "The kubelet is newer than the API server, which Kubernetes does not support. Upgrade the control plane to "

@@ -8,6 +8,7 @@ from diagnosis.model import CauseSeverity, Family, Link, Signature, TextSource, 
 
 _CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-toolkit", "kubelet", "containerd"
 _EVENT = frozenset((TextSource.EVENT,))
+_EVENT_OR_LOG = frozenset((TextSource.EVENT, TextSource.LOG))
 _IMAGE = frozenset((TextSource.EVENT, TextSource.WAITING))
 _CUDA = "CUDA driver API, CUresult"
 _FAULTY = ("NodeKeptFromWork",)
@@ -291,7 +292,7 @@ CLAIM_API = _runtime_on_node(
         r"\bfetch ResourceClaim \S{1,253}(?: referenced by pod \S{1,253})?:[^\n]{0,40}"
         r"the server could not find the requested resource",
         _KUBELET,
-        _EVENT,
+        _EVENT_OR_LOG,
     ),
     source="https://kubernetes.io/releases/version-skew-policy/; pkg/kubelet/cm/dra/manager.go of Kubernetes",
 )
@@ -300,6 +301,7 @@ CLAIM_FAILS = _runtime_on_node(
     "The pod's claim of dynamic resource allocation is not prepared on the node.",
     "Read the log of the DRA driver's kubelet plugin on the node.",
     starting(r"unable to get claim info for ResourceClaim", _KUBELET),
+    Signature(r"Failed to prepare dynamic resources", _KUBELET, frozenset((TextSource.LOG,))),
     follows=("DraDriverNotReady", "NetworkDraDriverNotReady", "ImexHeldByHost", "ComputeDomainDaemonNotReady"),
 )
 IF_HELD = "If it has NV_ERR_IN_USE, turn the host's service off on the node: `systemctl disable --now nvidia-imex`"

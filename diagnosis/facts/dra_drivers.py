@@ -41,14 +41,17 @@ class DomainView(Struct, frozen=True):
 def claims_channel(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether a claim of the pod is for an IMEX channel: by its class or device, or by name if it is not visible.
 
-    A claim that is not visible counts, too, if the kubelet's event names a driver of NVIDIA's.
+    A claim that is not visible counts, too, if the kubelet's event names it so, or a driver of NVIDIA's.
     """
     texts: list[str] = []
+    is_seen = bool(pod.spec.claims)  # not in the text of `kubectl describe`
     for name, source in pod.spec.claims.items():
         claim = claim_of(snapshot, pod, name)
-        events = (each.message for each in snapshot.events_of(pod) if each.reason == CLAIM_EVENT)
+        is_seen &= claim is not None
         classes = (each.device_class for each in claim.requests) if claim is not None else ()
-        texts += (*claim.devices, *classes) if claim is not None else (name, source, *events)
+        texts += (*claim.devices, *classes) if claim is not None else (name, source)
+    if not is_seen:
+        texts += (each.message for each in snapshot.events_of(pod) if each.reason == CLAIM_EVENT)
     return any(map(_CHANNEL.search, texts))
 
 

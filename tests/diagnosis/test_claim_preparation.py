@@ -146,6 +146,20 @@ def test_event_that_names_nvidias_driver_is_about_a_gpu_pod(objects: list[Object
     assert not results(other)
 
 
+def test_described_pod_shows_its_claims_by_events_alone() -> None:
+    """The text of `kubectl describe` has no claims of the pod."""
+    waits = pod("imex-0", 0, on="a", phase="Pending", states=[waiting("ContainerCreating")])
+    skew = f"failed to fetch ResourceClaim imex-0-imex-channel-0-x referenced by pod imex-0: {UNKNOWN_PATH}"
+    failed = event(waits, "FailedPrepareDynamicResources", f"Failed to prepare dynamic resources: {skew}", count=26)
+    other = event(waits, "FailedPrepareDynamicResources", "DRA driver dra.net is not registered", count=26)
+
+    (problem,) = judged(waits, failed).problems
+
+    assert problem.found.cause.name == "ClaimApiVersionMismatched"
+    assert "`kubectl get node a`" in problem.found.steps[1]
+    assert not results(judged(waits, other))
+
+
 @pytest.mark.parametrize(
     "text",
     [
