@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from diagnosis.causes import crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
+from diagnosis.causes import compute_domains, crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
 from diagnosis.causes.device_plugins import failures_in
 from diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING
 from diagnosis.causes.unscheduled import refusals_in
@@ -31,13 +31,13 @@ KERNEL_NOTICE = _fault(
     severity=CauseSeverity.MEDIUM,
     source="The rules of `gpu-healthcheck replay`",
 )
-_FAMILIES = (crashing, running, rejected, runtime_handlers, pod_startup, efa_jobs)
+_FAMILIES = (crashing, running, rejected, runtime_handlers, compute_domains, pod_startup, efa_jobs)
 _CAUSES = tuple(dict.fromkeys(cause for family in _FAMILIES for one in family.SEARCHES for cause in one.causes))
 _OF_EFA = frozenset(cause for one in efa_jobs.SEARCHES for cause in one.causes)
 _GENERAL = (COMMAND_MISSING, CONFIG_MISSING)
 """Causes whose texts occur also in logs that have nothing to do with GPUs."""
 _ROWS = {place: texts_in(place, (cause for cause in _CAUSES if cause not in _GENERAL)) for place in TextSource}
-_ABOUT_GPUS = re.compile(r"nvidia|gpu|cuda|nccl|nvml|NVRM", re.IGNORECASE)
+_ABOUT_GPUS = re.compile(r"nvidia|gpu|cuda|nccl|nvml|NVRM|imex", re.IGNORECASE)
 _ABOUT_EFA = re.compile(r"NET/OFI|libfabric|\befa", re.IGNORECASE)
 _REJECTION = re.compile(r"which is unexpected|Pod was rejected: Allocate failed")
 """Words of the kubelet about a pod that it rejected; only then the texts about such pods count."""

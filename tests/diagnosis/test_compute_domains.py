@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from diagnosis.causes.copied_logs import known_in
 from diagnosis.causes.diagnose import Problem
 from diagnosis.facts.components import DOMAIN_LABEL
 from diagnosis.model import Certainty
@@ -331,6 +332,13 @@ def test_imex_service_of_the_host_is_turned_off() -> None:
     assert below.found.cause.name == "ComputeDomainNotReady"
     # The service is off, the daemon is ready: nothing is left of the old log.
     assert results(judged(*state(), logs=log)) == []
+
+
+def test_pasted_log_of_a_daemon_names_the_hosts_service() -> None:
+    known = known_in(f"[INFO] IMEX version 570.00 is running\n{IN_USE}")
+
+    assert known is not None
+    assert known.cause.name == "ImexHeldByHost"
 
 
 def test_imex_session_of_another_domain_is_not_the_hosts() -> None:
