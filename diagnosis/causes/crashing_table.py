@@ -187,7 +187,7 @@ NCCL = _running(
         "NCCL, PyTorch, Gloo, Open MPI",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
-    follows=("NcclUsesPodIdentityAddress", "RestartsOnFaultyNode"),
+    follows=("NcclUsesPodIdentityAddress", "NcclFallsBackToTcp", "RestartsOnFaultyNode"),
 )
 CUDA_UNKNOWN = _running(
     "CudaCannotInitialize",

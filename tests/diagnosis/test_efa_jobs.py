@@ -362,6 +362,16 @@ def test_log_of_nccl_without_efa_is_reported(words: str) -> None:
     assert found == [("NcclFallsBackToTcp", "mpijob/team/train")]
 
 
+def test_failed_collective_follows_the_fallback_of_its_job() -> None:
+    end = terminated(1, "Error", FALLBACKS[3])
+    dead = waiting("CrashLoopBackOff", lastState={"terminated": end}, restartCount=4)
+
+    (problem,) = judged(*ON_P5, JOB, rank("0", "a", 32, states=[dead]), rank("1", "b", 32)).problems
+
+    assert problem.found.cause.name == "NcclFallsBackToTcp"
+    assert consequences(problem) == [("CollectiveFails", "job/team/train")]
+
+
 @pytest.mark.parametrize("words", USED)
 def test_log_of_nccl_with_efa_is_ignored(words: str) -> None:
     assert results(judged(*ON_P5, JOB, *ranks(32), logs=log(words))) == []
