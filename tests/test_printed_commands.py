@@ -77,6 +77,7 @@ CHANGES = {
 """Of kubectl: run on a real API server, in this order, with objects that stand for what the command names."""
 
 NOT_RUN = {
+    r"oc debug \S+ -- chroot /host .*": "needs a node of OpenShift; it runs `journalctl` or `systemctl restart`",
     r"kubectl label node \* \*-": "as the label of a namespace, which test_printed_changes removes",
     r"kubectl rollout restart daemonset \*": "makes all its pods again, by its own rules; no kubelet ends them here",
     r"kubectl edit .*": "opens an editor: a person decides what is changed",
