@@ -37,7 +37,11 @@ _OF_EFA = frozenset(cause for one in efa_jobs.SEARCHES for cause in one.causes)
 _GENERAL = (COMMAND_MISSING, CONFIG_MISSING)
 """Causes whose texts occur also in logs that have nothing to do with GPUs."""
 _ROWS = {place: texts_in(place, (cause for cause in _CAUSES if cause not in _GENERAL)) for place in TextSource}
-_ABOUT_GPUS = re.compile(r"nvidia|gpu|cuda|nccl|nvml|NVRM|imex", re.IGNORECASE)
+_ABOUT_GPUS = re.compile(
+    r"nvidia|gpu|cuda|nccl|nvml|NVRM|imex|torch|vllm|sglang|KV cache|c10d|gloo|triton|tensorflow|jax|NET/OFI"
+    r"|system not yet initialized|No devices were found",
+    re.IGNORECASE,
+)
 _ABOUT_EFA = re.compile(r"NET/OFI|libfabric|\befa", re.IGNORECASE)
 _REJECTION = re.compile(r"which is unexpected|Pod was rejected: Allocate failed")
 """Words of the kubelet about a pod that it rejected; only then the texts about such pods count."""

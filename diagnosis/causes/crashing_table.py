@@ -193,8 +193,8 @@ CUDA_UNKNOWN = _running(
     "CudaCannotInitialize",
     "CUDA cannot initialize on the node and reports no reason: most often nvidia_uvm is missing, or a leftover process "
     "uses the GPU.",
-    "On the node: `modprobe nvidia_uvm`, then `nvidia-modprobe -c0 -u`, which makes /dev/nvidia-uvm. Then create "
-    "the pod again: a container keeps the devices of its start.",
+    "On the node: `modprobe nvidia_uvm`, then `nvidia-modprobe -c0 -u`, after which /dev/nvidia-uvm exists. Then "
+    "create the pod again: a container keeps the devices of its start.",
     failing(r"devices?(?:\(s\) is/| )are busy or unavailable|but CUDA failed to initialize", _CUDA),
     *reported("CudaCannotInitialize"),
     severity=CauseSeverity.HIGH,

@@ -594,3 +594,16 @@ def test_fix_of_the_error_in_a_bare_log_is_shown(tmp_path: Path) -> None:
     (cause,) = diagnosed(tmp_path, "RuntimeError: CUDA error: invalid device ordinal\n")[1]["causes"]
 
     assert "Ask for as many GPUs" in str(cause)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("Failed to allocate device vector A (error code system not yet initialized)!", "FabricNotReady"),
+        ("the model's max seq len is larger than the available KV cache memory (11 GiB)", "GpuMemoryExhausted"),
+        ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients.", "CollectiveFails"),
+        ("No devices were found", "DriverFindsNoGpu"),
+    ],
+)
+def test_specific_message_needs_no_other_word_about_gpus(line: str, cause: str, tmp_path: Path) -> None:
+    assert [name for name, _ in causes(diagnosed(tmp_path, f"{line}\n")[1])] == [cause]
