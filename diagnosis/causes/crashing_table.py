@@ -32,8 +32,7 @@ DRIVER_TOO_OLD = _running(
     "Use an image with an older CUDA, upgrade the driver, or choose nodes by nvidia.com/cuda.driver-version.major.",
     *reported("CudaNewerThanDriver"),
     failing(
-        r"driver version is insufficient for CUDA runtime|NVIDIA driver on your system is too old"
-        r"|forward compatibility was attempted on non supported|unsupported (?:PTX|toolchain)"
+        r"NVIDIA driver on your system is too old|unsupported (?:PTX|toolchain)"
         r"|built for NVIDIA Driver Release[\s\S]{0,120}?compatibility mode is UNAVAILABLE"
         r"|kernel version \S{1,20} does not match DSO version|undefined symbol: (?-i:cu[A-Z])",
         _CUDA,
@@ -47,7 +46,7 @@ WRONG_ARCHITECTURE = _running(
     "Use an image built for this model, or choose another model by the node label nvidia.com/gpu.product.",
     *reported("ImageLacksGpuArchitecture"),
     failing(
-        r"no kernel image is available|is not compatible with the current PyTorch installation"
+        r"is not compatible with the current PyTorch installation"
         r"|engine plan file is generated on an incompatible device|only supported on GPUs with compute capability"
         r"|only supports \w{1,20} GPUs or newer|Value 'sm_\d{2,3}[af]?' is not defined|requires GPUs with sm_?\d"
         r"|not supported (?:for the current GPU|in this architecture)|no longer supports this GPU|but was built for sm"
@@ -101,8 +100,8 @@ PROGRAM = _running(
     "blames the GPU.",
     "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
     failing(
-        r"illegal memory access|device-side assert|unspecified launch failure|misaligned address"
-        r"|invalid device ordinal|larger than the number of available GPUs|number of required GPUs exceeds"
+        r"device-side assert|misaligned address|invalid device ordinal"
+        r"|larger than the number of available GPUs|number of required GPUs exceeds"
         r"|CUDNN_STATUS_EXECUTION_FAILED|invalid or unsupported GPU id|re-initialize CUDA in forked subprocess",
         f"{_CUDA}, vLLM, Triton",
     ),
@@ -183,7 +182,7 @@ NCCL = _running(
         r"|\bsocket(?:StartConnect|PollConnect|Progress(?:Opt)?): |Rendezvous(?:Connection|Timeout)Error"
         r"|\b(?-i:nccl[A-Z])\w{2,30} failed|nvshmem setup connections failed"
         r"|ProcessGroupNCCL's watchdog got stuck|via c10d key-value store"
-        r"|init_process_group\b[\s\S]{0,400}?(?:Connection reset|host not found)|ORTE was unable to reliably start",
+        r"|init_process_group\b[\s\S]{0,400}?\n\w{1,20}Error: (?:Connection reset|host not found)|ORTE was unable to reliably start",
         "NCCL, PyTorch, Gloo, Open MPI",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",

@@ -424,8 +424,8 @@ HARDWARE = _running_on_node(
     starting(r"nvml error: gpu is lost", _CLI),
     failing(
         r"uncorrectable ECC error(?!s?\W{1,4}0\b)|double[- ]bit ECC|GPU is lost|fallen off the bus"
-        r"|GPU requires re(?:set|start|boot)|NVLink error (?:was )?detected|uncorrectable NVLink error"
-        r"|uncontained memory error|Unable to determine the device handle for (?:GPU|gpu)",
+        r"|GPU requires re(?:set|start|boot)|NVLink error (?:was )?detected|uncontained memory error"
+        r"|Unable to determine the device handle for (?:GPU|gpu)",
         f"{_CUDA}, nvidia-smi",
     ),
     *reported("GpuHardwareFault"),
