@@ -182,7 +182,8 @@ NCCL = _running(
         r"|\bsocket(?:StartConnect|PollConnect|Progress(?:Opt)?): |Rendezvous(?:Connection|Timeout)Error"
         r"|\b(?-i:nccl[A-Z])\w{2,30} failed|nvshmem setup connections failed"
         r"|ProcessGroupNCCL's watchdog got stuck|via c10d key-value store"
-        r"|init_process_group\b[\s\S]{0,400}?\n\w{1,20}Error: (?:Connection reset|host not found)|ORTE was unable to reliably start",
+        r"|init_process_group\b[\s\S]{0,400}?\n\w{1,20}Error: (?:Connection reset|host not found)"
+        r"|ORTE was unable to reliably start",
         "NCCL, PyTorch, Gloo, Open MPI",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
