@@ -2,7 +2,7 @@
 
 Sources: cuda.h, driver_types.h, nvml.h, nccl.h; the texts that cudaGetErrorString, nvmlErrorString and
 ncclGetErrorString return; for libfabric, the warnings of aws-ofi-nccl. The cause is the name of a cause of `diagnose`,
-or '' if the error alone does not indicate one.
+or '' if the error alone does not indicate one. CUDA's errors of textures, graphics and profilers are left out.
 """
 
 from __future__ import annotations
