@@ -101,7 +101,17 @@ def test_the_cause_of_the_guide_is_found_and_ends_with_recovery(copy: Path) -> N
     insert(copy / test, f"{last_word}\n", f"{code['python test'].rstrip()},\n", 4)
 
     assert_clean(copy, file, test)
-    words = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/diagnosis/test_crashing.py", "-k", "cuDNN"]
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-n0",
+        "-p",
+        "no:cacheprovider",
+        "tests/diagnosis/test_crashing.py",
+        "-k",
+        "incompatibility",
+    ]
     assert passed(python(copy, *words)) == 2
 
 

@@ -456,8 +456,8 @@ NOT_INJECTED = _running_on_node(
     "that of an earlier driver.",
     "The container itself must request the GPU, `nvidia.com/gpu: 1` in its limits, and `nvidia-smi` must work on the "
     "node. If `kubectl get runtimeclass` lists nvidia, set `runtimeClassName: nvidia` in the pod; k3s and RKE2 always "
-    "need it. Elsewhere, without a GPU operator: `nvidia-ctk runtime configure --runtime=containerd --set-as-default` "
-    "on the node, then restart containerd. Create the pod again.",
+    "need it. Elsewhere, without a GPU operator, make NVIDIA's runtime the default one of the node: `nvidia-ctk "
+    "runtime configure` with --set-as-default, then restart that runtime. Create the pod again.",
     *reported("GpuNotInjected"),
     failing(
         r"No CUDA GPUs are available|Found no NVIDIA driver on your system"
