@@ -22,6 +22,8 @@ GPU_DRIVERS = ("gpu.nvidia.com", "gpu.amd.com")
 WHOLE, MIG_INSTANCES = "GPUs", "MIG instances"
 """Names of resource kinds in the output."""
 _AMOUNTS = ("gpumem", "gpucores", "vgpu-memory", "vgpu-cores", "vgpu-number")
+_OF_NICS = ("rdma/", "openshift.io/", "intel.com/", "mellanox.com/")
+"""Prefixes of network devices, whose names may speak of the GPUs beside them."""
 _TRUE = (
     "nvidia.com/gpu.present",
     "feature.node.kubernetes.io/pci-10de.present",
@@ -98,7 +100,8 @@ def sliced_nodes(snapshot: Snapshot, drivers: Collection[str] = GPU_DRIVERS) -> 
 
 def offers_gpus(node: Node) -> bool:
     """Whether the node offers any of its GPUs, by whatever name: Volcano's and others' plugins have their own."""
-    return any(number != "0" and is_accelerator(name) for name, number in node.allocatable.items())
+    offered = (name for name, number in node.allocatable.items() if number != "0" and not name.startswith(_OF_NICS))
+    return any(map(is_accelerator, offered))
 
 
 def is_for_machines(node: Node) -> bool:

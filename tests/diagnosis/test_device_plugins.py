@@ -61,6 +61,11 @@ SICK: list[tuple[str, list[Object], tuple[str, str]]] = [
     ("nothing registered", operator(A, gpu_node("b", None)), ("GpusNotOffered", "node/b")),
     ("capacity and allocatable 0", operator(A, gpu_node("b", 0)), ("GpusNotOffered", "node/b")),
     ("all unhealthy", operator(A, gpu_node("b", allocatable={GPU: "0"})), ("UnhealthyGpus", "node/b")),
+    (
+        "all unhealthy, beside a network device of that name",
+        operator(A, gpu_node("b", allocatable={GPU: "0", "rdma/gpu0": "1"}, capacity={"rdma/gpu0": "1"})),
+        ("UnhealthyGpus", "node/b"),
+    ),
     ("one unhealthy", operator(A, gpu_node("b", allocatable={GPU: "7"})), ("UnhealthyGpus", "node/b")),
     (
         "one MIG instance unhealthy",
