@@ -114,6 +114,10 @@ BY_WORDS = [
         "pod didn't trigger scale-up (it wouldn't fit if a new node is added): 2 Insufficient nvidia.com/gpu",
         "node-template/resources/nvidia.com/gpu with the number",
     ),
+    (
+        'Failed to schedule pod, all available instance types exceed limits for nodepool: "gpu"',
+        "Raise `spec.limits` of it: `kubectl edit nodepool gpu`",
+    ),
     ("pod didn't trigger scale-up: max cluster cpu, memory limit reached", "Raise the autoscaler's limits"),
 ]
 BY_POOL = [
@@ -128,7 +132,6 @@ BY_POOL = [
         f"{IN_GPU_POOL}incompatible requirements, key topology.kubernetes.io/zone, zone In [a] not in",
         "/zone in the pod",
     ),
-    ('incompatible with nodepool "gpu", all available instance types exceed limits for nodepool: "gpu"', "spec.limits"),
 ]
 
 

@@ -71,7 +71,6 @@ _CAPACITY = re.compile(
 )
 """Errors of AWS, Google and Azure about free machines."""
 _REFUSALS = (
-    (r"exceed\w{0,3} (?:the )?limits? (?:for|of) (?:nodepool|provisioner)", "raise `spec.limits`: {edit}"),
     (
         r"did not tolerate (?:taint \(taint=)?([^\s,;:=)]{1,317})(?:=([^\s,;:)]{0,63}))?(?::(\w{1,20}))?",
         "add its taint to the pod's tolerations: key: {0}, value: {1}, effect: {2}.",
@@ -117,6 +116,7 @@ _OF_GROUPS = (
 )
 """The same of the Cluster Autoscaler, which does not name the groups."""
 _POOL = re.compile(r"incompatible with (?:nodepool|provisioner) (?:\W{0,2}([\w.-]{1,253}))", re.IGNORECASE)
+_LIMITED = re.compile(r"exceed limits for (?:nodepool|provisioner)\W{1,4}(?:NodePool=)?([\w.-]{1,253})", re.ASCII)
 _OF_POD = re.compile(r"(?:satisfied resources|daemonset overhead=) ?\{[^}]{0,2000}\}")
 _MOST = 3
 
@@ -175,7 +175,9 @@ def refusal_of(snapshot: Snapshot, pods: Iterable[Pod]) -> tuple[str, ...]:
 def after_refusal(refusal: Iterable[str]) -> tuple[str, ...]:
     """Return what lets the autoscaler add a node, by the words of its refusal."""
     text = " ".join(refusal)
-    pools = _POOL.split(text)[1:]
+    limited, pools = dict.fromkeys(_LIMITED.findall(text)), _POOL.split(text)[1:]
+    if limited:
+        return tuple(f"Raise `spec.limits` of it: {command('kubectl', 'edit', 'nodepool', pool)}" for pool in limited)
     if not pools:
         found = ((re.search(words, text, re.IGNORECASE), step) for words, step in _OF_GROUPS)
         return tuple(step.format(*match.groups()) for match, step in found if match is not None)[:_MOST]
