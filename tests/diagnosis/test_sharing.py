@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from diagnosis.causes.diagnose import diagnose
+from diagnosis.sources.redaction import redacted
 from tests.diagnosis.states import (
     GPU,
     Object,
@@ -174,6 +175,13 @@ SOUND: dict[str, list[Object]] = {
 @pytest.mark.parametrize("state", SOUND.values(), ids=SOUND)
 def test_plugin_that_reads_its_configuration_is_not_reported(state: list[Object]) -> None:
     assert results(judged(*state)) == [("GpusAllInUse", f"resource/{GPU}")]
+
+
+def test_saved_plugin_keeps_the_name_of_its_file_and_no_other_argument() -> None:
+    made, _ = plugin({"DEFAULT_CONFIG": "any", "TOKEN": "secret"}, ("--config-file=/config/any", "--password=secret"))
+    (saved,) = redacted(made)["spec"]["template"]["spec"]["containers"]
+    assert saved["args"] == ["--config-file=/config/any"]
+    assert [entry["value"] for entry in saved["env"]] == ["any", "(set)"]
 
 
 def test_configuration_without_waiting_pods_is_no_finding() -> None:
