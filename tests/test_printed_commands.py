@@ -97,7 +97,6 @@ NOT_RUN = {
     r"nvidia-ctk config --config=\S+ --set nvidia-container-runtime.mode=auto --in-place": "one key of one file",
     r"nvidia-ctk config --in-place --set nvidia-container-runtime.mode=(auto|cdi)": "one key of one file",
     r"nvidia-ctk runtime configure --runtime=(crio|docker)\b.*": "no CRI-O and no Docker is built for the tests",
-    r"nvidia-ctk runtime configure --runtime=containerd --set-as-default": "RUNTIMES has it without the default",
     r"systemctl restart nvidia-(cdi-refresh|persistenced)": "a service of a GPU node",
     r"systemctl (enable --now|disable --now|mask) nvidia-imex": "the host's IMEX service: needs multi-node NVLink",
     r"helm uninstall \*": "the test has no release; test_device_plugins has the command",
