@@ -26,15 +26,16 @@ REPORTED = _reported(
 )
 COULD_NOT_CHECK = _reported(
     "MonitorCannotCheck",
-    "Another monitor sets a condition of the node because it could not check the GPUs, not because it found a fault.",
+    "Another monitor sets a condition of the node because it could not check the GPUs, or misses a service beside "
+    "them, not because it found a fault.",
     "Restart the monitor's pod on the node; stop an automatic repair until then: it would replace a healthy node.",
     severity=CauseSeverity.MEDIUM,
     source="aws/eks-node-monitoring-agent: DCGMError, issue 266; NVIDIA/NVSentinel: DCGM_CONNECTIVITY_ERROR",
 )
-_OF_GPUS = re.compile(r"gpu|nvidia|nvlink|accelerat|xid|dcgm|iblink", re.IGNORECASE)
+_OF_GPUS = re.compile(r"gpu|nvidia|nvlink|accelerat|xid|dcgm|iblink|\Agcmsmi|hardwareissues", re.IGNORECASE)
 _BAD = re.compile(
     r"(?:Errors?|Problem|Missing|Unhealthy|Fail(?:ed|ure)?|Lost|Down|Faulty?|FallenOff\w{0,9}|Inactive|Flapping|Watch"
-    r"|Unresponsive|Reboot|Terminate)\Z|\AUnhealthyNvidiaDCGM"
+    r"|Unresponsive|Reboot|Terminate|Suspected)\Z|\AUnhealthyNvidiaDCGM"
 )
 _GOOD = re.compile(r"(?:Ready|Healthy)\Z")
 """Types of conditions that report a fault with status True, or False: of EKS, AKS and HyperPod, of NVSentinel (such as
@@ -51,7 +52,8 @@ _CHECK_FAILED = re.compile(
     r"|unable to (?:initiali[sz]e|connect|load|reach)|could(?: not|n't) (?:initiali[sz]e|connect|load|reach|run|check)"
     r"|(?:cannot|can't) (?:connect|load|reach|run)|hostengine|host engine|not (?:been )?initiali[sz]ed|uninitiali[sz]ed"
     r"|connection (?:refused|reset|invalid)|timed? ?out|deadline exceeded|version mismatch|not found in \$PATH"
-    r"|command not found|executable file not found|permission denied|signal: killed"
+    r"|Systemd service\(s\)[^;\n]{0,80} not active|command not found|executable file not found|permission denied"
+    r"|signal: killed"
     r"|(?:\.sock|\.so\b|nvidia-smi|dcgmi)[^;\n]{0,80}no such file",
     re.IGNORECASE,
 )
@@ -64,6 +66,17 @@ _NO_ENGINE = (
     "taints, or give the monitor the address of the host engine that runs there"
 )
 _NO_ACTION = "Recommended Action=NONE"
+_IMEX = re.compile(r"DCGM_FR_IMEX_UNHEALTHY|DCGMHealthCode122\b|error code 122\b", re.IGNORECASE)
+"""DCGM's error 122, that no IMEX daemon is ready: normal where no pod uses IMEX, and in ComputeDomains, whose daemons
+are not the host's. Source: NVIDIA/NVSentinel 1471, NVIDIA/DCGM 308, aws/eks-node-monitoring-agent 63.
+"""
+_WITHOUT_IMEX = (
+    "It reports only that no IMEX daemon is ready on the host, which a node needs for multi-node NVLink alone, and not "
+    "if its pods use ComputeDomains. Turn this report off: value suppressedErrorCodes [DCGM_FR_IMEX_UNHEALTHY] of "
+    "gpu-health-monitor.dcgmHealthCheck in NVSentinel; in EKS' agent all GPU checks, by nodeAgent.monitors.nvidia."
+    "enabled false. Only if jobs over several nodes fail, too, read the log of the ComputeDomain's daemon, or of "
+    "nvidia-imex on the host"
+)
 
 
 class _Monitor(Struct, frozen=True):
@@ -78,6 +91,12 @@ class _Monitor(Struct, frozen=True):
 
 
 _MONITORS = (
+    _Monitor(
+        r"\AUnhealthyNvidiaDCGM",
+        "node-problem-detector",
+        back="AKS runs DCGM as services of the host: `systemctl restart nvidia-dcgm nvidia-dcgm-exporter` there. If it "
+        "keeps the condition",
+    ),
     _Monitor(
         r"\AAcceleratedHardwareReady",
         "eks-node-monitoring-agent",
@@ -112,6 +131,8 @@ def find_reported(snapshot: Snapshot) -> Iterator[FoundCause]:
 def is_failed_check(condition: Condition) -> bool:
     """Whether the condition's reason and message report that a check could not be made, and no fault."""
     text = f"{condition.reason}: {condition.message}"
+    if _IMEX.search(text):
+        return _FAULT.search(_IMEX.sub("", text).removeprefix("GpuNvlinkWatchIsNotHealthy")) is None
     return _CHECK_FAILED.search(text) is not None and _FAULT.search(text) is None
 
 
@@ -147,6 +168,8 @@ def _unchecked(snapshot: Snapshot, node: Node, condition: Condition) -> FoundCau
     of = f"{condition.type} {condition.reason}"
     monitor = next(each for each in _MONITORS if re.search(each.conditions, of))
     steps = (*_restart(monitor, condition, node, pods), *_compare(monitor, node, working))
+    if _IMEX.search(f"{condition.reason} {condition.message}"):
+        steps = (_WITHOUT_IMEX,)
     remedy = (f"{_REPAIR}{monitor.repair}", *steps)
     return found_on(node.subject, COULD_NOT_CHECK, evidence, remedy, certainty=certainty)
 

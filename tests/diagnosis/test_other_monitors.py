@@ -29,6 +29,14 @@ COULD_NOT = [
     ("GpuUnhealthy", "True", "NvidiaSmi", 'Timeout when running plugin "/config/gpu.sh": context deadline exceeded'),
     ("NvidiaSmiFailed", "True", "Smi", "unable to run nvidia-smi: exec: executable file not found in $PATH"),
     ("GpuUnhealthy", "True", "NvidiaSmi", "dial tcp 127.0.0.1:5555: connect: connection refused"),
+    ("UnhealthyNvidiaDCGMServices", "True", "Services", "Systemd service(s) nvidia-dcgm-exporter are not active"),
+    (*EKS, "DCGMHealthCode122", "DCGM detected issues in health check system with error code 122"),
+    (
+        "GpuNvlinkWatch",
+        "True",
+        "GpuNvlinkWatchIsNotHealthy",
+        "ErrorCode:DCGM_FR_IMEX_UNHEALTHY GPU:1 IMEX daemon status is -3 (not READY) Recommended Action=NONE",
+    ),
 ]
 FOUND = [
     (*EKS, "NvidiaXID79Error", "Xid 79 on GPU 3: fallen off the bus"),
@@ -43,6 +51,14 @@ FOUND = [
     ("GpuUnhealthy", "True", "NvidiaSmi", "Unable to determine the device handle for GPU0: timed out"),
     ("GPUMissing", "True", "GPUCheck", "expected 8 GPUs, found 7"),
     ("NvidiaGPUProblem", "True", "RowRemap", "row remapping failure"),
+    ("HardwareIssuesSuspected", "True", "GPUHealthCheckFailed (Soperator)", "gpu health check failed"),
+    ("GcmSmiEccProblem", "True", "Ecc", "2 uncorrected errors"),
+    (
+        "GpuNvlinkWatch",
+        "True",
+        "GpuNvlinkWatchIsNotHealthy",
+        "ErrorCode:DCGM_FR_IMEX_UNHEALTHY GPU:1 not READY;ErrorCode:DCGM_FR_NVLINK_DOWN GPU:1",
+    ),
     ("NvidiaDriverReady", "False", "NotLoaded", "driver not loaded"),
 ]
 WELL = [
@@ -55,6 +71,8 @@ WELL = [
     ("GpuHealthy", "False", "Xid79", "of this program's agent, whose taint is reported"),
     ("XIDErrors", "Unknown", "Timeout", "plugin timed out"),
     ("NTPProblem", "True", "Drift", "timed out"),
+    ("HardwareIssuesSuspected", "False", "NodeHealthy", "Node is healthy"),
+    ("GpuNvlinkWatch", "False", "GpuNvlinkWatchIsHealthy", "No Health Failures"),
 ]
 MADE = {"namespace": "kube-system", "owner": ("DaemonSet", "eks-node-monitoring-agent")}
 AGENT = pod("eks-node-monitoring-agent-x7", 0, on="a", **MADE)
@@ -125,3 +143,16 @@ def test_monitor_of_nvsentinel_clears_its_condition_itself() -> None:
     own, eks = (judged(reporting(COULD_NOT[at])).problems[0].found.steps for at in (4, 0))
     assert ("NVSentinel then lifts its cordon" in own[1], "EKS" in own[0]) == (True, False)
     assert ("keep the condition until it is restarted" in eks[1], "EKS" in eks[0]) == (True, True)
+
+
+def test_absent_imex_daemon_is_suppressed_in_the_monitor() -> None:
+    found = judged(reporting(COULD_NOT[-1])).problems[0].found
+
+    assert "suppressedErrorCodes [DCGM_FR_IMEX_UNHEALTHY]" in " ".join(found.steps)
+    assert "nvidia-smi" not in " ".join(found.steps)
+
+
+def test_dcgm_services_of_aks_are_restarted_on_the_host() -> None:
+    found = judged(reporting(COULD_NOT[-3])).problems[0].found
+
+    assert "`systemctl restart nvidia-dcgm nvidia-dcgm-exporter`" in " ".join(found.steps)
