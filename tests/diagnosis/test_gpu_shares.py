@@ -379,3 +379,12 @@ def test_vgpus_of_volcano_are_explained_by_cards() -> None:
     waits = pod("t", 0, containers=[container("main", 0, resources=resources)], conditions=refused(message))
     assert results(judged(offers, waits)) == [("NoNodeFits", T)]
     assert "node-vgpu-register" in steps(offers, waits)
+
+
+def test_memory_per_card_of_volcano_is_no_unknown_resource() -> None:
+    resources = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
+    offers = node("a", None, allocatable={"volcano.sh/vgpu-number": "10"}, capacity={"volcano.sh/vgpu-number": "10"})
+    message = "0/1 nodes are unavailable: 1 node a not initialized with devicehamivgpu."
+    waits = pod("t", 0, containers=[container("main", 0, resources=resources)], conditions=refused(message))
+    assert results(judged(offers, waits)) == [("NoNodeFits", T)]
+    assert "volcano-device-plugin" in steps(offers, waits)

@@ -51,6 +51,7 @@ XID = {"reason": "Xid79", "severity": "REBOOT", "subject": "gpu/0000:18:00.0"}
 (LOST,) = [row[3] for row in messages("rejection") if row[1] == "GpuLostAtAllocation"][:1]
 REFUSED = 'pods "x" is forbidden: violates PodSecurity "baseline:latest": privileged (container "x" must not set it)'
 NO_ACCOUNT = 'pods "x" is forbidden: error looking up service account team/runner: serviceaccount "runner" not found'
+NO_GPU_LEFT = f"0/1 nodes are available: 1 Insufficient {GPU}."
 UNMATCHED = "1 node(s) didn't match Pod's node affinity/selector"
 UNREGISTERED = node("b", None, labels={"nvidia.com/gpu.present": "true"})
 BYSTANDERS = [
@@ -248,6 +249,21 @@ STATES = {
         [node("a", 1), *sharing.FULL, sharing.OPERATOR, sharing.policy(), sharing.config(), *sharing.plugin()],
         "SharingConfigNotRead",
         {"clusterpolicy/cluster-policy"},
+    ),
+    "update that waits for its old pod": State(
+        [
+            node("a", 1),
+            obj("Deployment", "llm", "team", spec={"template": {"spec": {"containers": [container("main", 1)]}}}),
+            pod("llm-1", on="a", owner=("ReplicaSet", "llm-5d9c7"), labels={"pod-template-hash": "5d9c7"}),
+            pod(
+                "llm-2",
+                owner=("ReplicaSet", "llm-7f4b8"),
+                labels={"pod-template-hash": "7f4b8"},
+                conditions=[condition("PodScheduled", "False", "Unschedulable", NO_GPU_LEFT, minutes=30)],
+            ),
+        ],
+        "GpusAllInUse",
+        {"deployment/team/llm"},
     ),
     "toolkit for another runtime": State(
         without_handler("config", runtime="cri-o://1.33.4"), "RuntimeHandlerMissing", {"node/a"}

@@ -27,6 +27,7 @@ from tests.diagnosis.states import (
 
 JOB, ON_A, GPUS = "job/team/train", "node/a", f"resource/{GPU}"
 MIG, EFA = "nvidia.com/mig-1g.10gb", "vpc.amazonaws.com/efa"
+KNATIVE = "serving.knative.dev/"
 ZONE = "topology.kubernetes.io/zone"
 _PREEMPTION = " preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
 
@@ -765,3 +766,51 @@ def test_missing_class_of_nvidia_names_the_value_of_its_chart() -> None:
     (problem,) = judged(NO_GPUS, *claimed()[:2], devices("gpu-0")).problems
 
     assert "resources.gpus.enabled=true" in problem.found.steps[0]
+
+
+NO_GPU_LEFT = unscheduled("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+
+
+def of_deployment(name: str, template: str, on: str = "", **changes: Any) -> Object:
+    """A pod of a ReplicaSet of the Deployment `llm`."""
+    changes |= {} if on else {"conditions": NO_GPU_LEFT}
+    labels, owner = {"pod-template-hash": template}, ("ReplicaSet", f"llm-{template}")
+    return pod(name, 2, on=on, labels=labels, owner=owner, **changes)
+
+
+def steps_of(*objects: Object) -> str:
+    return " ".join(judged(*objects).problems[0].found.steps)
+
+
+def test_update_that_waits_for_its_old_pod_lets_that_end_first() -> None:
+    new = of_deployment("new", "7f4b8")
+    state = (node("a", 2), of_deployment("old", "5d9c7", on="a"), new)
+
+    assert results(judged(*state)) == [(ALL_IN_USE, GPUS)]
+    assert "`kubectl -n team patch deployment llm --type=merge -p" in steps_of(*state)
+    assert '"maxSurge":0,"maxUnavailable":1' in steps_of(*state)
+    ended = of_deployment("old", "5d9c7", on="a", phase="Succeeded", states=[])
+    assert ALL_IN_USE not in dict(results(judged(node("a", 2), ended, new)))
+
+
+def test_revision_of_knative_that_waits_for_the_old_one_deletes_that() -> None:
+    old, new = ({f"{KNATIVE}service": "llm", f"{KNATIVE}revision": f"llm-0000{number}"} for number in (1, 2))
+
+    steps = steps_of(node("a", 2), runs("old", 2, "a", labels=old), pod("new", 2, conditions=NO_GPU_LEFT, labels=new))
+    assert "`kubectl -n team delete revisions.serving.knative.dev llm-00001`" in steps
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        of_deployment("other-replica", "7f4b8", on="a"),
+        of_deployment("elsewhere", "5d9c7", on="a", namespace="prod"),
+        runs("notebook", 2, "a"),
+    ],
+    ids=["same revision", "other namespace", "other workload"],
+)
+def test_gpus_of_another_workload_are_no_update(holder: Object) -> None:
+    steps = steps_of(node("a", 2), holder, of_deployment("new", "7f4b8"))
+
+    assert "patch deployment" not in steps
+    assert "--allocation" in steps

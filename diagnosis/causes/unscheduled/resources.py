@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -75,6 +76,8 @@ _SHARES = (
 _KUBELET = (
     "Find out on the node what its kubelet reserves (kubeReserved, systemReserved, maxPods), or why it reports no more"
 )
+_ROLLING = {"spec": {"strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}}}
+_KNATIVE = "serving.knative.dev/"
 _GPU = "nvidia.com/gpu"
 _MOST_NODES = 8
 _MOST_HOLDERS = 4
@@ -295,18 +298,54 @@ def _all_in_use(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse]) 
             *shared_gpus.without_label(waiting, nodes),
             *refusal,
         )
-        remedy = (
-            (_move(nodes, name),)
-            if scattered
-            else (
-                f"List the owners of {name}: {command('gpu-healthcheck', 'status', '--allocation')}",
-                "Stop unneeded workloads, give the waiting pods a higher priority, or add nodes.",
-                *autoscaling.after_refusal(refusal),
-                *((_SHARES,) if waiting.share is not None else ()),
-            )
-        )
+        otherwise = (_move(nodes, name),) if scattered else _wait(waiting, name, refusal)
+        remedy = tuple(_end_old(waiting, nodes)) or tuple(otherwise)
         cause = FRAGMENTED if scattered else IN_USE
         yield waiting.found(cause, *evidence, subject=f"resource/{name}", remedy=remedy)
+
+
+def _wait(waiting: Waiting, name: str, refusal: Sequence[str]) -> Iterator[str]:
+    yield f"List the owners of {name}: {command('gpu-healthcheck', 'status', '--allocation')}"
+    yield "Stop unneeded workloads, give the waiting pods a higher priority, or add nodes."
+    yield from autoscaling.after_refusal(refusal)
+    if waiting.share is not None:
+        yield _SHARES
+
+
+def _end_old(waiting: Waiting, nodes: Iterable[NodeUse]) -> Iterator[str]:
+    """Yield how an update goes on if its new pod waits for the GPUs of an old one, which ends only when it is ready."""
+    pod = waiting.pods[0]
+    name, revision = _revision(pod)
+    for use in nodes if name else ():
+        others = (each for each in use.pods if each.meta.namespace == pod.meta.namespace and each.meta.deleted is None)
+        old = [each for each in others if _revision(each)[0] == name and _revision(each)[1] != revision]
+        if old and use.without(old).fits(waiting.counted):
+            yield (
+                f"An update waits for itself: {old[0].subject} keeps its GPUs until {pod.subject} is ready. "
+                "Let the old pod end first (without another replica, nothing serves meanwhile): "
+                f"{_ending(pod.meta.namespace, name, _revision(old[0])[1])}"
+            )
+            if not name.startswith(_KNATIVE):
+                yield "Set that in the chart or the object that creates it, too, or the next update waits again."
+            yield "Or add a node, so that both have room."
+            return
+
+
+def _ending(namespace: str, name: str, old: str) -> str:
+    if name.startswith(_KNATIVE):
+        return command("kubectl", "-n", namespace, "delete", "revisions.serving.knative.dev", old)
+    patch = json.dumps(_ROLLING, separators=(",", ":"))
+    return command("kubectl", "-n", namespace, "patch", "deployment", name, "--type=merge", "-p", patch)
+
+
+def _revision(pod: Pod) -> tuple[str, str]:
+    """Return the Deployment, or service of Knative, of a pod, and its revision; ('', '') for other pods."""
+    labels, owner = pod.meta.labels, pod.meta.owner
+    if f"{_KNATIVE}revision" in labels:
+        return _KNATIVE + labels.get(f"{_KNATIVE}service", ""), labels[f"{_KNATIVE}revision"]
+    template = labels.get("pod-template-hash", "")
+    is_ours = owner is not None and owner.kind == "ReplicaSet" and template
+    return (owner.name.removesuffix(f"-{template}"), template) if owner is not None and is_ours else ("", "")
 
 
 def _owners(name: str, nodes: Sequence[NodeUse]) -> Iterator[str]:

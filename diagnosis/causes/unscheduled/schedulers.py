@@ -72,6 +72,10 @@ _STEPS = {
         r"`kubectl get nodes -o 'custom-columns=NAME:.metadata.name,CARDS:.metadata.annotations.volcano\.sh/"
         "node-vgpu-register'`"
     ),
+    r"not initialized with device": (
+        "The node lacks the annotation in which Volcano's vGPU device plugin registers its cards: read the log of its "
+        "pod there (volcano-device-plugin, kube-system), and use the plugin's release for this release of Volcano."
+    ),
     r"(?:Insufficient|enough) (?:GPU )?Memory in (?:one|single) device": (
         "No single card has as much memory left as requested, and cards do not add up: request less aliyun.com/gpu-mem "
         "per pod, or stop pods of the fullest cards, which kubectl's plugin `inspect gpushare` shows."

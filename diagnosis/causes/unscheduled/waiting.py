@@ -47,6 +47,8 @@ _ABOUT_GPUS = re.compile(
     r"|\bCard[A-Z]",
     re.ASCII,
 )
+_PER_CARD = frozenset(f"volcano.sh/vgpu-{one}" for one in ("memory", "memory-percentage", "cores"))
+"""Amounts that Volcano compares with each card. Older device plugins do not offer a node's total of them."""
 _GPU = "nvidia.com/gpu"
 _STUCK = timedelta(minutes=5)
 """Time after its grace period until a deleted pod counts as stuck."""
@@ -86,7 +88,10 @@ class Waiting(Struct, frozen=True):
     def devices(self) -> dict[str, Decimal]:
         """Return the requested amounts of resources that only some nodes have."""
         named = {name: value for name, value in self.asked.items() if is_extended(name)}
-        return {name: value for name, value in named.items() if name not in SHARES and not (self.hami and is_gpu(name))}
+        unsummed = SHARES | _PER_CARD
+        return {
+            name: value for name, value in named.items() if name not in unsummed and not (self.hami and is_gpu(name))
+        }
 
     @property
     def is_judged(self) -> bool:
