@@ -49,7 +49,18 @@ from diagnosis.facts.symptoms import (
     subject_of,
     texts_in,
 )
-from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, TextSource, rejecting
+from diagnosis.model import (
+    Cause,
+    CauseSeverity,
+    Certainty,
+    Family,
+    FoundCause,
+    Link,
+    Search,
+    TextSource,
+    origins,
+    rejecting,
+)
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -100,7 +111,8 @@ SHARED_OVER_REQUEST = _accepted(
     "The pod requests more than one replica of a shared GPU, which the device plugin is configured to refuse.",
     "Request one replica: replicas share a GPU, and two replicas are not two GPUs.",
     rejecting(
-        r"maximum request size for shared resources is \d{1,6}; found (\d{1,6})", "k8s-device-plugin, internal/rm"
+        r"maximum request size for shared resources is \d{1,6}; found (\d{1,6})|invalid request for sharing GPU",
+        "k8s-device-plugin, internal/rm; GKE's device plugin, pkg/gpu/nvidia/gpusharing",
     ),
     severity=CauseSeverity.HIGH,
     source="NVIDIA's device plugin, `failRequestsGreaterThanOne`",
@@ -268,6 +280,9 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[RecognisedPod]) ->
     remedy = tuple(_remedy(snapshot, rejections, counts))
     certainty = Certainty.LIKELY if cause is OTHERWISE else Certainty.PROVEN
     because = hami.above(snapshot, first.pod) if cause is NOT_SEEN else ()
+    if cause.follows and node is not None:
+        plugins = {snapshot.line(pod.meta)[-1] for pod in plugin_pods(snapshot, node.name)}
+        because += origins(("TwoDevicePlugins",), *sorted(plugins))
     return FoundCause(cause, subject, tuple(evidence), remedy, tuple(pod.subject for pod in pods), certainty, because)
 
 

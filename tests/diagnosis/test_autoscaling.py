@@ -42,6 +42,11 @@ def failed(message: str) -> Object:
     return event(STATUS, "FailedScaleUp", f"Scale-up failed for group {message}", by="cluster-autoscaler")
 
 
+def refused_in_google(reason: str, minutes: float = 1) -> Object:
+    text = f"Node scale up in zones us-central1-c associated with this pod failed: {reason}. Pod is at risk of not"
+    return event(WAITS, "FailedScaleUp", text, by="cluster-autoscaler", minutes=minutes)
+
+
 @pytest.mark.parametrize(
     ("events", "cause", "subject", "certainty"),
     [
@@ -57,6 +62,8 @@ def failed(message: str) -> Object:
             Certainty.PROVEN,
         ),
         ([triggered(), failed("eks-other: VcpuLimitExceeded")], "InsufficientCapacity", JOB, Certainty.LIKELY),
+        ([refused_in_google("GCE quota exceeded")], "CloudQuotaExceeded", JOB, Certainty.PROVEN),
+        ([triggered(3), refused_in_google("GCE out of resources")], "InsufficientCapacity", JOB, Certainty.PROVEN),
     ],
 )
 def test_node_that_never_joins_is_the_cause_of_full_nodes(
@@ -83,8 +90,12 @@ def test_node_that_never_joins_is_reported_also_for_a_pod_with_claims() -> None:
         [triggered(9)],
         [nominated(), node("new", 0, age=3)],
         [nominated(since=10), of_claim(name="cpu-7xq2v")],
+        [refused_in_google("GCE out of resources", minutes=12), triggered(9)],
     ],
-    ids=["it is created", "another type is tried", "it is created by a group", "it has joined", "another pool fails"],
+    ids=[
+        *("it is created", "another type is tried", "it is created by a group", "it has joined", "another pool fails"),
+        "the autoscaler tries again",
+    ],
 )
 def test_node_that_will_join_is_no_cause(events: list[Object]) -> None:
     assert results(judged(*FULL, *events)) == []

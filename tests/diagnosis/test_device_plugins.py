@@ -13,7 +13,7 @@ from tests.diagnosis.component_states import (
     operand,
     operator,
 )
-from tests.diagnosis.states import GPU, Object, judged, node, pod, results, waiting
+from tests.diagnosis.states import GPU, Object, consequences, judged, node, pod, results, waiting
 
 A, B = gpu_node("a"), gpu_node("b")
 PLAIN = node("b", None, labels={"feature.node.kubernetes.io/pci-10de.present": "true"})
@@ -267,6 +267,16 @@ def test_plugin_that_does_not_start_has_the_fix_of_its_log(line: str, words: str
     (problem,) = [each for each in judged(*state, logs={LOG: line}).problems if PLUGIN in str(each.found)]
 
     assert any(words in step for step in problem.found.remedy)
+
+
+def test_rejections_are_a_consequence_of_two_plugins() -> None:
+    words = f"Allocate failed due to requested number of devices unavailable for {GPU}. Requested: 1, Available: 0"
+    lost = pod("lost", on="a", phase="Failed", status={"reason": "UnexpectedAdmissionError", "message": words})
+
+    (problem,) = judged(*operator(A), *alone(A), lost).problems
+    assert problem.found.cause.name == "TwoDevicePlugins"
+    assert consequences(problem) == [("GpusUnavailableAtAdmission", "node/a")]
+    assert results(judged(*operator(A), lost)) == [("GpusUnavailableAtAdmission", "node/a")]
 
 
 def removal(*state: Object) -> str:

@@ -221,6 +221,9 @@ def _is_about(event: Event, nodes: tuple[str, ...], pools: tuple[str, ...]) -> b
 
 def find_no_node(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield why no node arrives for the pods, by the autoscaler's events."""
+    if refused := list(_refused(snapshot, waiting)):
+        yield from refused
+        return
     tries = next((each for pod in waiting.pods if (each := attempts(snapshot, pod)) is not None), None)
     if tries is None or (tries.by == "karpenter" and not tries.nodes):
         return  # Karpenter expects the pods on an existing node
@@ -239,6 +242,16 @@ def find_no_node(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
         remedy=(*(() if known else _check(tries)), *_provide(cause, pool)),
         certainty=Certainty.PROVEN if known else Certainty.LIKELY,
     )
+
+
+def _refused(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
+    """Yield the cloud's refusal that the autoscaler reports about the pods themselves, as GKE's does."""
+    events = [event for pod in waiting.pods for event in snapshot.events_of(pod) if event.reason in _ATTEMPT | _REFUSAL]
+    for event in (event for event in events[-1:] if event.reason == "FailedScaleUp"):
+        text = f"{event.by or 'the autoscaler'}: {event.reason}: {shortened(event.message)}"
+        cause = NO_QUOTA if _QUOTA.search(text) else NO_CAPACITY if _CAPACITY.search(text) else None
+        if cause is not None:
+            yield waiting.found(cause, text, remedy=_provide(cause, ""))
 
 
 def _check(tries: Attempts) -> Iterator[str]:
