@@ -397,6 +397,11 @@ HINTS = (
         "plugin's ConfigMap: correct the label, or add the key.",
     ),
     Hint(
+        "device minor number: Not Supported",
+        "The GPU has no minor number, as on Jetson and WSL2: there MPS is not possible, so share it by "
+        "sharing.timeSlicing instead; without sharing, use a newer device plugin.",
+    ),
+    Hint(
         "requires --mps-root",
         "The configuration has sharing.mps: install the plugin with its Helm chart, which runs the MPS daemon too.",
     ),
@@ -406,7 +411,8 @@ HINTS = (
     ),
     Hint(
         "No MIG devices associated|migEnabled=true was not configured",
-        "MIG is on and a card has no instances: apply a MIG configuration to the node, or turn MIG off.",
+        "MIG is on and a card has no instances: apply a MIG configuration to the node, or turn MIG off. If its label "
+        "nvidia.com/mig.config names one already, the MIG manager awaits a change: set another value, then this one.",
     ),
     Hint(
         "more than one MIG device type present|same migEnabled value",

@@ -42,7 +42,7 @@ MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest
 _fault = Family(None)
 _scheduled = Family(Link.SCHEDULED)
 _GPU_DRIVER = "gpu.nvidia.com"
-_BEFORE_OFFER = ("MigGeometryInvalid", "MigConfigFailed", KEPT_FROM_WORK.name)
+_BEFORE_OFFER = ("MigGeometryInvalid", "MigConfigFailed", "MpsDaemonNotReady", KEPT_FROM_WORK.name)
 GEOMETRY = _fault(
     "MigGeometryInvalid",
     "The MIG strategy is single, and the node's cards have different profiles: the node offers none of them.",

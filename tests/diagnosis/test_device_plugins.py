@@ -258,6 +258,11 @@ def test_plugin_that_registered_after_the_failure_reports_unhealthy_gpus() -> No
     [
         ("E1128 main.go:1] specified config a100-mps does not exist", "names no key of the plugin's ConfigMap"),
         ("E1128 main.go:1] using MPS requires --mps-root to be specified", "Helm chart"),
+        ("E0904 main.go:84] error getting GPU device minor number: Not Supported", "sharing.timeSlicing instead"),
+        (
+            "E0723 main.go:182] at least one device with migEnabled=true was not configured correctly: device 0",
+            "set another value, then this one",
+        ),
         ("E1128 main.go:1] failed to construct resource managers: invalid device discovery strategy", "nvidia runtime"),
     ],
 )
@@ -267,6 +272,16 @@ def test_plugin_that_does_not_start_has_the_fix_of_its_log(line: str, words: str
     (problem,) = [each for each in judged(*state, logs={LOG: line}).problems if PLUGIN in str(each.found)]
 
     assert any(words in step for step in problem.found.remedy)
+
+
+def test_plugin_that_offers_nothing_is_a_consequence_of_the_mps_daemon() -> None:
+    crash = [waiting("CrashLoopBackOff", name="mps-control-daemon-ctr", restartCount=9)]
+    labels = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+    crashes = operand("x-mps-control-daemon", "b", image=IMAGE, labels=labels, states=crash, conditions=[])
+    (problem,) = judged(*WITHOUT, mps(wanted=1), crashes).problems
+
+    assert problem.found.cause.name == "MpsDaemonNotReady"
+    assert consequences(problem) == [("UnhealthyGpus", "node/b")]
 
 
 def test_rejections_are_a_consequence_of_two_plugins() -> None:

@@ -131,7 +131,10 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
         is_starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
         if CARDS in node.cut:
             continue
-        if node.hami.cards and not offers_slots and not is_starting:
+        is_volcanos = (
+            "volcano.sh/vgpu-number" in node.allocatable
+        )  # its plugin serves the cards, by HAMi's registration
+        if node.hami.cards and not offers_slots and not is_starting and not is_volcanos:
             yield _stale(snapshot, node, pods)
         elif not node.hami.cards and offers_slots:
             working = [pod for pod in pods if is_ready(pod) and _is_settled(snapshot, pod)]

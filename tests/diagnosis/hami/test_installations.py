@@ -124,6 +124,9 @@ HEALTHY: dict[str, list[Object]] = {
         vgpu_pod("y", namespace="other"),
         vgpu_pod("x", on="a", phase="Pending", age=2),
     ],
+    "cards that Volcano's plugin serves": hami(
+        hami_node("a", offers=0, allocatable={"volcano.sh/vgpu-number": "20"}), webhook=None
+    ),
     "a node with another plugin": [*hami(A), node("b", 8, labels=PRESENT)],
     "a new node": [*hami(A), node("b", None, labels=PRESENT, age=3)],
     "a young plugin": with_plugin(hami_node("a", offers=0), age=2),
