@@ -37,7 +37,10 @@ _ANEW = (
         OF_CLAIM,
         (
             "The pod still names the devices of an earlier preparation, which are gone since a reboot of the node or a "
-            "change of the driver: the kubelet does not prepare them again for the same pod. Create the pod again."
+            "change of the driver: the kubelet does not prepare them again for the same pod. Create the pod again. If "
+            "a new one fails in the same way, its runtime does not read the driver's folder on the node, /var/run/cdi: "
+            "add it to cdi_spec_dirs in containerd's configuration, and restart containerd. Talos has it read-only: "
+            "there, give containerd and the driver one folder below /var."
         ),
     ),
     (

@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator
 
 from diagnosis.causes import compute_domains, crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
+from diagnosis.causes.components import NOT_READY, hint
 from diagnosis.causes.device_plugins import failures_in
 from diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING
 from diagnosis.causes.unscheduled import refusals_in
 from diagnosis.facts.commands import command, explain
+from diagnosis.facts.components import Role, role_of
+from diagnosis.facts.log_lines import failed_run, telling_lines
 from diagnosis.facts.symptoms import Recognised, Symptom, recognised, shortened, texts_in
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Search, TextSource
 from diagnosis.snapshot import Snapshot
@@ -46,6 +49,19 @@ _ABOUT_EFA = re.compile(r"NET/OFI|libfabric|\befa", re.IGNORECASE)
 _REJECTION = re.compile(r"which is unexpected|Pod was rejected: Allocate failed")
 """Words of the kubelet about a pod that it rejected; only then the texts about such pods count."""
 _MOST_FINDINGS = 6
+_OPERANDS = {
+    Role.DRIVER: r"NVIDIA Software Installer|(?:Stopping NVIDIA persistence daemon|Unmounting NVIDIA driver rootfs"
+    r"|(?:Installing|Resolving|Generating) Linux kernel (?:headers|module files|version)[\w ]{0,10})\.\.\.",
+    Role.VALIDATOR: r"chroot with args \[/run/nvidia/driver|(?:validat\w{1,5} (?:the|a) |pre-installed )driver",
+    Role.TOOLKIT: r"Starting (?:'?nvidia-toolkit|nvidia-ctk-installer)|Completed nvidia-(?:toolkit|ctk-installer)"
+    r"|error running nvidia-(?:toolkit|ctk-installer)",
+    Role.EFA_PLUGIN: r"Fetching EFA devices",
+    Role.DOMAIN_DAEMON: r"IMEX (?:version|Log initializing)",
+    Role.MIG_MANAGER: r"nvidia-mig-parted|Updating to MIG config",
+}
+"""Lines that only the log of one component has."""
+_WORKS, _END = re.compile(r"waiting for signal|success", re.IGNORECASE), 300
+"""Words of a component that works by now, and the last characters of its log."""
 
 
 def known_in(log: str) -> Recognised | None:
@@ -64,9 +80,16 @@ def known_in(log: str) -> Recognised | None:
     return None
 
 
+def failed_operand(log: str) -> tuple[Role, str] | None:
+    """Return the component that wrote the log, and the fix of its failure; None if either is unknown."""
+    role = next((role for role, words in _OPERANDS.items() if re.search(words, log)), None)
+    fix = hint("\n".join(failed_run(log))) if role is not None and not _WORKS.search(log[-_END:]) else ""
+    return (role, fix) if role is not None and fix else None
+
+
 def is_known(log: str) -> bool:
     """Whether the log has the text of a cause."""
-    return known_in(log) is not None or bool(failures_in(log) or refusals_in(log))
+    return known_in(log) is not None or bool(failures_in(log) or refusals_in(log) or failed_operand(log))
 
 
 def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -76,6 +99,12 @@ def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
         if known is not None:
             fix = crashing.fix_in(known) or known.cause.remedy
             yield FoundCause(known.cause, subject, (f"log: {known.quote}",), (fix,), certainty=Certainty.LIKELY)
+        elif (operand := failed_operand(log)) and not failures_in(log):
+            role, fix = operand
+            # The log of a visible pod belongs to that pod's own result.
+            if not any(role_of(pod.meta, {}, pod.spec) is role for pod in snapshot.pods):
+                lines = tuple(f"log: {line}" for line in telling_lines(log, ended=True))
+                yield FoundCause(NOT_READY[role], subject, lines, (fix,), certainty=Certainty.LIKELY)
     for subject, findings in snapshot.kernel_findings.items():
         faults = [finding for finding in findings if finding.severity != Severity.MONITOR.name]
         yield _of_kernel(KERNEL_FAULT if faults else KERNEL_NOTICE, subject, faults or list(findings))

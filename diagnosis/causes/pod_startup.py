@@ -80,6 +80,11 @@ _PASSES = re.compile(
 """A kubelet that has just started does not yet know the objects that the pod refers to."""
 TOOL = re.compile(r'exec: \\?"nvidia-smi\\?":', re.IGNORECASE)
 """If nvidia-smi is missing in a container, no GPU was injected: reported by the family of running pods."""
+_BY_TOOLKIT = re.compile(
+    r"(?:OCI runtime|create(?:d|pod)? (?:containerd|shim)|CDI device|start container|\bhook)[^\n]{0,600}"
+    r"(?:nvidia-c(?!uda[:@])|nvidia\.com/|libnvidia|no-gpu-has-)"
+)
+"""Failed start of a container in which NVIDIA's toolkit or a device of NVIDIA takes part."""
 _ARCHITECTURE = "kubernetes.io/arch"
 _MAKERS = frozenset(kind.lower() for kind in WORKLOADS)
 _LASTS = 60.0
@@ -90,10 +95,14 @@ _VOLUME = re.compile(r'\A.*?\bvolume "?([^"\s]{1,253}).*\Z', re.DOTALL)
 _ATTACHED, _NOT_ATTACHED = "SuccessfulAttachVolume", "FailedAttachVolume"
 _DETACHED = 2.0
 """Minutes after a pod's grace period in which its node detaches the volumes."""
-_OF_NVIDIA = (
-    "Generate the specification again: `systemctl restart nvidia-cdi-refresh`, or "
-    "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`"
-)
+_BY_VENDOR = {
+    "nvidia.com/gpu": "Generate the specification again: `systemctl restart nvidia-cdi-refresh`, or "
+    "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`",
+    "runtime.nvidia.com/": "The toolkit makes this specification at each start, and fails. The reason is the error of "
+    "`nvidia-ctk cdi generate` on the node, mostly a driver that is not loaded. Until that is fixed, it can inject "
+    'without CDI: nvidia-container-runtime.mode = "legacy" in the config.toml of the toolkit.',
+}
+"""Fixes by the begin of a CDI device that no specification has."""
 _MANAGEMENT, _PLUGINS = "management.nvidia.com/", "k8s.device-plugin.nvidia.com/"
 _OF_MANAGEMENT = (
     "For pods without a class, the node's specification has only the device all; generate it with each GPU: "
@@ -132,8 +141,14 @@ def _suspects(snapshot: Snapshot) -> Iterator[Pod]:
         if role_of(pod.meta, {}, pod.spec) is not None:
             if not pod.over and not _is_at_work(snapshot, pod):
                 yield pod
-        elif pod.subject in with_gpus or claims_channel(snapshot, pod):
+        elif pod.subject in with_gpus or claims_channel(snapshot, pod) or _fails_by_toolkit(snapshot, pod):
             yield pod
+
+
+def _fails_by_toolkit(snapshot: Snapshot, pod: Pod) -> bool:
+    """Whether NVIDIA's toolkit keeps any pod from starting, as by a class, a claim or the node's default runtime."""
+    states = (symptom for state in pod.states for symptom in of_state(state))
+    return any(_BY_TOOLKIT.search(each.text) for each in (*states, *of_events(standing_events(snapshot, pod))))
 
 
 def _is_at_work(snapshot: Snapshot, pod: Pod) -> bool:
@@ -204,12 +219,12 @@ def _of_container(state: ContainerState, events: Iterable[Symptom]) -> Recognise
         return _of_image(symptoms, events)
     if "CreateContainerConfigError" in reasons:
         known = recognised(_CONFIG, (*symptoms, *_failed(events)))
-        return known or _as(table.CREATION_FAILS, symptoms)
+        return known or _as(table.CREATION_FAILS, (*symptoms, *_failed(events)))
     if reasons & START_REASONS and recognised(HANDLERS, symptoms) is None:
         texts = (*symptoms, *_failed(events))
         if any(TOOL.search(symptom.text) for symptom in texts):
             return None
-        return recognised((*_INJECTION, *_CREATION), texts) or _as(table.CREATION_FAILS, symptoms)
+        return recognised((*_INJECTION, *_CREATION), texts) or _as(table.CREATION_FAILS, texts)
     return None
 
 
@@ -337,7 +352,7 @@ def _of_device(snapshot: Snapshot, device: str, pods: Sequence[Pod]) -> Iterator
     elif device.startswith(_PLUGINS):
         yield from restart_plugin(snapshot, pods[0].spec.node)
     else:
-        yield _OF_NVIDIA if device.startswith("nvidia.com/") else table.CDI_UNRESOLVED.remedy
+        yield next((fix for start, fix in _BY_VENDOR.items() if device.startswith(start)), table.CDI_UNRESOLVED.remedy)
 
 
 def _containers(stuck: Iterable[RecognisedPod]) -> Iterator[Container]:

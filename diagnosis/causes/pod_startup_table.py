@@ -356,6 +356,35 @@ START_FIXES = (
         "each boot: `mount --make-rshared /`. The kubelet then tries again.",
     ),
     Hint(
+        r"hook #\d{1,3}: fork/exec /\S{0,200}nvidia-c\S{1,60}: no such file",
+        "The CDI specification names NVIDIA's hook where the node does not have it. Set the environment variable "
+        "NVIDIA_CDI_HOOK_PATH of the device plugin (GPU operator: devicePlugin.env; the plugin's own chart: "
+        "cdi.nvidiaHookPath) to the hook's path on the node, on Talos /usr/local/bin/nvidia-cdi-hook, with the "
+        "operator's toolkit /usr/local/nvidia/toolkit/nvidia-cdi-hook. Then create the pod again.",
+    ),
+    Hint(
+        r"no-gpu-has-\w{1,20}-to-run",
+        "The gpushare device plugin found no pod that its scheduler extender has placed: kube-scheduler does not call "
+        "the extender, or does not reach it. Add gpushare's extender to the scheduler's configuration, see that its "
+        "service answers from the control plane, and create the pod again.",
+    ),
+    Hint(
+        r"open (?:/\S{0,60})?/bin/(?:nvidia-|lib\S{0,80}nvidia)\S{1,80}: no such file",
+        "The specification was made for a driver in another folder: set nvidiaDriverRoot in the Helm values of the DRA "
+        "driver or the device plugin to where the driver is on the node, on Talos /usr/local. Then create the pod "
+        "again.",
+    ),
+    Hint(
+        r"container has runAsNonRoot and image (?:will run as root|has non-numeric user)",
+        "The pod sets runAsNonRoot, and its image runs as root: set securityContext.runAsUser to a user that the image "
+        "supports. A device plugin needs root: set runAsNonRoot to false in its manifest, or use its newer one.",
+    ),
+    Hint(
+        r"mkdir /\S{1,200}: read-only file system",
+        "The node's operating system keeps that folder read-only. For the operator's toolkit, set toolkit.installDir "
+        "to a writable folder, or toolkit.enabled=false where the system brings its own; else change the hostPath.",
+    ),
+    Hint(
         r"failed to add device rules|cgroup subsystem devices not found",
         "NVIDIA's toolkit on the node is too old for cgroup v2 and the node's kernel: update it there, on Talos and "
         "Bottlerocket with the operating system or its extension. Until then let it inject by CDI: " + _BY_CDI,

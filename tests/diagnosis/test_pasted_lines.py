@@ -1,4 +1,4 @@
-"""Logs of a device plugin, and lines of schedulers, that a person copied without their pods and nodes."""
+"""Logs of components, and lines of schedulers, that a person copied without their pods and nodes."""
 
 from __future__ import annotations
 
@@ -62,6 +62,71 @@ def test_copied_log_of_a_sound_device_plugin_has_no_cause(log: str, tmp_path: Pa
 
     assert code == 2
     assert "nothing recognised" in stderr
+
+
+INSTALLS = """\
+========== NVIDIA Software Installer ==========
+Starting installation of NVIDIA driver version 580.65.06 for Linux kernel version 6.8.0-1029-gke
+Resolving Linux kernel version...
+"""
+NO_HEADERS = "Could not resolve Linux kernel version\nStopping NVIDIA persistence daemon...\n"
+UNSIGNED = """\
+ERROR: Unable to load the kernel module 'nvidia.ko'. This happens if another driver, such as nouveau, is present.
+Kernel module load error: Key was rejected by service
+"""
+NO_SMI = """\
+running command chroot with args [/run/nvidia/driver nvidia-smi]
+chroot: failed to run command 'nvidia-smi': No such file or directory
+"""
+OLD_TOOLKIT = """\
+level=info msg="Starting nvidia-toolkit"
+level=error msg="error running nvidia-toolkit: unable to load config: unsupported config version: 4"
+"""
+NO_EFA = """\
+2026/02/03 15:23:32 Fetching EFA devices.
+2026/02/03 15:23:32 Error to get IB device: %v. No valid EFA devices found
+"""
+NO_ADDRESS = """\
+[INFO] IMEX version 580.95 is running
+[ERROR] No matching network interface found for any IP addresses in the node configuration file
+"""
+OPERANDS = [
+    (INSTALLS + NO_HEADERS, "DriverNotReady", "headers of the node's kernel"),
+    (INSTALLS + UNSIGNED, "DriverNotReady", "Secure Boot"),
+    (NO_SMI, "OperatorValidatorNotReady", "/usr/bin/nvidia-smi"),
+    (OLD_TOOLKIT, "ContainerToolkitNotReady", "remove toolkit.version"),
+    (NO_EFA, "EfaPluginNotReady", "node selector"),
+    (NO_ADDRESS, "ComputeDomainDaemonNotReady", "delete its pod"),
+]
+DONE = "Mounting NVIDIA driver rootfs...\nDone, now waiting for signal\n"
+SOUND_OPERANDS = {
+    "it was installed at the second try": INSTALLS + NO_HEADERS + INSTALLS + DONE,
+    "it compiles": INSTALLS,
+    "another program": "Could not resolve Linux kernel version\nERROR: the system is not registered\n",
+}
+
+
+@pytest.mark.parametrize(("log", "cause", "step"), OPERANDS, ids=[row[2] for row in OPERANDS])
+def test_copied_log_of_a_component_has_the_fix_of_its_error(log: str, cause: str, step: str, tmp_path: Path) -> None:
+    code, document, _ = diagnosed(tmp_path, f"$ kubectl -n gpu-operator logs some-pod-x7k2p\n{log}")
+
+    assert (code, causes(document)) == (1, [(cause, "log/paste-0.txt")])
+    assert step in document["causes"][0]["remedy"][0]
+
+
+@pytest.mark.parametrize("log", SOUND_OPERANDS.values(), ids=SOUND_OPERANDS)
+def test_copied_log_of_a_component_that_does_not_fail_has_no_cause(log: str, tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, log)[0] == 2
+
+
+def test_copied_log_of_a_component_that_is_listed_is_one_result(tmp_path: Path) -> None:
+    row = "gpu-operator   nvidia-driver-daemonset-2g8hk   0/1   CrashLoopBackOff   12 (2m ago)   50m"
+    listed = f"NAMESPACE   NAME   READY   STATUS   RESTARTS   AGE\n{row}"
+
+    _, document, _ = diagnosed(tmp_path, f"```\n{listed}\n```\n```\n{INSTALLS}{NO_HEADERS}```\n")
+
+    assert [name for name, _ in causes(document)] == ["DriverNotReady"]
+    assert "headers" in document["causes"][0]["remedy"][0]
 
 
 LINES = [

@@ -127,6 +127,26 @@ def test_pod_without_a_gpu_is_ignored() -> None:
     assert not results(judged(node("a"), plain))
 
 
+@pytest.mark.parametrize(
+    ("reason", "text", "cause"),
+    [
+        ("FailedCreatePodSandBox", f"{OCI}fork/exec /usr/bin/nvidia-container-runtime: no such file", "Toolkit"),
+        ("Failed", f"Error: {OCI}unresolvable CDI devices management.nvidia.com/gpu=0: unknown", "CdiDevice"),
+        ("Failed", f"Error: {OCI}nvidia-container-cli: device error: no-gpu-has-128MiB-to-run: unknown device", "Gpu"),
+        ("Failed", f'Error: {OCI}exec: "nvidia-smi": executable file not found', ""),
+        ("Failed", f"Error: {OCI}exec: /opt/nvidia/nvidia_entrypoint.sh: no such file", ""),
+        ("Failed", 'Failed to pull image "nvcr.io/nvidia/nvidia-container-test:1": not found', ""),
+    ],
+)
+def test_pod_without_a_gpu_counts_if_nvidias_toolkit_fails_for_it(reason: str, text: str, cause: str) -> None:
+    state = waiting("RunContainerError" if reason == "Failed" else "ContainerCreating")
+    plain = pod("web", 0, on="a", phase="Pending", age=60, states=[state])
+
+    found = [name for name, _ in results(judged(node("a"), plain, event(plain, reason, text, count=20)))]
+
+    assert [name.startswith(cause) for name in found] == ([True] if cause else [])
+
+
 def test_pods_with_the_same_fault_on_a_node_are_one_result() -> None:
     pods = [
         pod(f"x-{number}", on="a", phase="Pending", states=[waiting("RunContainerError", STARTS[0][2])])
@@ -205,6 +225,11 @@ HOOK = f"{OCI}error running hook #0: exit status 1, stdout: , stderr: Auto-detec
 NO_FILE = f"{OCI}fork/exec /usr/bin/nvidia-container-runtime: no such file or directory: unknown"
 DEBIAN = "ErrImagePull: failed to resolve image: nvcr.io/nvidia/driver:580.105.08-debian13: not found"
 NO_NAME = 'Failed to apply default image tag "/:570.172.08-rhel9.6": invalid reference format'
+NO_HOOK = "fork/exec /usr/bin/nvidia-ctk: no such file or directory"
+NO_MPS_FILE = (
+    'error mounting "/bin/nvidia-cuda-mps-control" to rootfs at "/usr/bin/nvidia-cuda-mps-control": '
+    "open /bin/nvidia-cuda-mps-control: no such file or directory"
+)
 FIXES = [
     (
         "StartError",
@@ -236,6 +261,11 @@ FIXES = [
         ),
         "4.18.24",
     ),
+    ("StartError", "", f"{OCI}error running createContainer hook #0: {NO_HOOK}", "NVIDIA_CDI_HOOK_PATH"),
+    ("StartError", "", f"{HOOK}device error: no-gpu-has-1GiB-to-run: unknown device", "scheduler extender"),
+    ("StartError", "Talos (v1.13.0)", f"{OCI}{NO_MPS_FILE}", "nvidiaDriverRoot"),
+    ("CreateContainerConfigError", "", "container has runAsNonRoot and image will run as root", "runAsUser"),
+    ("CreateContainerError", "", "mkdir /usr/local/nvidia: read-only file system", "toolkit.installDir"),
     ("ImagePullBackOff", "", DEBIAN, "driver.enabled=false"),
     ("InvalidImageName", "", NO_NAME, "driver.repository"),
     ("ImagePullBackOff", "", "registry.example/train:1: not found", "Correct the image's name"),
@@ -266,6 +296,8 @@ UNRESOLVED = f"{OCI}could not apply required modification to OCI specification: 
         ("management.nvidia.com/gpu=0", "", "--vendor=management.nvidia.com"),
         ("k8s.device-plugin.nvidia.com/gpu=GPU-e7", "", "Restart the device plugin"),
         ("nvidia.com/gpu=0", "", "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml"),
+        ("runtime.nvidia.com/gpu=all", "", 'mode = "legacy"'),
+        ("nvidia.com/pgpu=vfio1", "", "restart the device plugin, the toolkit's pod"),
         ("example.com/gpu=0", "", "restart the device plugin, the toolkit's pod"),
     ],
 )
