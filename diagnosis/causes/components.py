@@ -285,6 +285,11 @@ HINTS = (
     ),
     Hint(r"keys cannot contain \{ character", _TEMPLATE),
     Hint(
+        r"error running nvidia-\S{1,20} .{1,200}containerd config dump\]: exit status",
+        "Toolkit 1.17.0 needs containerd's program on the path, which k3s, RKE2, k0s and MicroK8s do not put there: "
+        "set toolkit.version to v1.17.1 or later, or use a newer operator; these read the file instead.",
+    ),
+    Hint(
         "Error: unable to load config",
         "The toolkit can't read containerd's configuration: correct the place that the message names. On the node, "
         "`containerd config dump` checks the file.",
@@ -378,7 +383,8 @@ HINTS = (
         "The driver's libraries and the loaded module have different versions: drain the node and reboot it.",
     ),
     Hint(
-        r"ERROR_LIBRARY_NOT_FOUND|libnvidia-ml\.so|Incompatible (?:strategy|platform)|invalid device discovery",
+        r"ERROR_LIBRARY_NOT_FOUND|libnvidia-ml\.so|Incompatible (?:strategy|platform)|invalid device discovery"
+        r"|DCGM initialization error",
         _NO_LIBRARY,
     ),
     Hint(
@@ -482,6 +488,11 @@ HINTS = (
         "The module does not load. The node's kernel log (dmesg, lines with NVRM or nouveau) shows which of three: "
         "another kernel driver owns the GPU (block that, reboot), the module is built for another kernel or by another "
         "gcc (use a driver for this kernel), or this version does not support the GPU (use another version).",
+    ),
+    Hint(
+        "module of DCGM that is not currently loaded",
+        "Profiling metrics need a GPU that has them and the capability SYS_ADMIN: add that to the exporter's security "
+        "context, or use a file of metrics without DCGM_FI_PROF_… (`-f /etc/dcgm-exporter/default-counters.csv`).",
     ),
     Hint(
         "OOMKilled",

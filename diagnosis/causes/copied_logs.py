@@ -57,10 +57,11 @@ _OPERANDS = {
     r"|error running nvidia-(?:toolkit|ctk-installer)",
     Role.EFA_PLUGIN: r"Fetching EFA devices",
     Role.DOMAIN_DAEMON: r"IMEX (?:version|Log initializing)",
+    Role.EXPORTER: r"Starting dcgm-exporter",
     Role.MIG_MANAGER: r"nvidia-mig-parted|Updating to MIG config",
 }
 """Lines that only the log of one component has."""
-_WORKS, _END = re.compile(r"waiting for signal|success", re.IGNORECASE), 300
+_WORKS, _END = re.compile(r"waiting for signal|successfully (?:updated|completed)", re.IGNORECASE), 300
 """Words of a component that works by now, and the last characters of its log."""
 
 

@@ -363,6 +363,11 @@ START_FIXES = (
         "operator's toolkit /usr/local/nvidia/toolkit/nvidia-cdi-hook. Then create the pod again.",
     ),
     Hint(
+        r"No help topic for '[\w-]{1,60}'",
+        "NVIDIA's toolkit on the node is older than the program that wrote the CDI specification, and does not know "
+        "this hook: update nvidia-container-toolkit on the node, then create the pod again.",
+    ),
+    Hint(
         r"no-gpu-has-\w{1,20}-to-run",
         "The gpushare device plugin found no pod that its scheduler extender has placed: kube-scheduler does not call "
         "the extender, or does not reach it. Add gpushare's extender to the scheduler's configuration, see that its "

@@ -82,6 +82,20 @@ OLD_TOOLKIT = """\
 level=info msg="Starting nvidia-toolkit"
 level=error msg="error running nvidia-toolkit: unable to load config: unsupported config version: 4"
 """
+NO_DUMP = """\
+level=info msg="Starting nvidia-toolkit"
+level=error msg="error running nvidia-toolkit: failed to run chroot [/host containerd config dump]: exit status 127"
+"""
+NO_NVML = """\
+level=info msg="Starting dcgm-exporter"
+Error: Failed to initialize NVML
+level=fatal msg="Error starting nv-hostengine: DCGM initialization error"
+"""
+NO_MODULE = """\
+level=info msg="Starting dcgm-exporter"
+level=info msg="DCGM successfully initialized!"
+level=fatal msg="Error watching fields: This request is serviced by a module of DCGM that is not currently loaded"
+"""
 NO_EFA = """\
 2026/02/03 15:23:32 Fetching EFA devices.
 2026/02/03 15:23:32 Error to get IB device: %v. No valid EFA devices found
@@ -96,6 +110,9 @@ OPERANDS = [
     (NO_SMI, "OperatorValidatorNotReady", "/usr/bin/nvidia-smi"),
     (OLD_TOOLKIT, "ContainerToolkitNotReady", "remove toolkit.version"),
     (NO_EFA, "EfaPluginNotReady", "node selector"),
+    (NO_DUMP, "ContainerToolkitNotReady", "v1.17.1"),
+    (NO_NVML, "DcgmExporterNotReady", "run it with the nvidia runtime"),
+    (NO_MODULE, "DcgmExporterNotReady", "default-counters.csv"),
     (NO_ADDRESS, "ComputeDomainDaemonNotReady", "delete its pod"),
 ]
 DONE = "Mounting NVIDIA driver rootfs...\nDone, now waiting for signal\n"

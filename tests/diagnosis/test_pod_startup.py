@@ -226,6 +226,7 @@ NO_FILE = f"{OCI}fork/exec /usr/bin/nvidia-container-runtime: no such file or di
 DEBIAN = "ErrImagePull: failed to resolve image: nvcr.io/nvidia/driver:580.105.08-debian13: not found"
 NO_NAME = 'Failed to apply default image tag "/:570.172.08-rhel9.6": invalid reference format'
 NO_HOOK = "fork/exec /usr/bin/nvidia-ctk: no such file or directory"
+OLD_HOOK = "exit status 3, stdout: , stderr: No help topic for 'disable-device-node-modification'"
 NO_MPS_FILE = (
     'error mounting "/bin/nvidia-cuda-mps-control" to rootfs at "/usr/bin/nvidia-cuda-mps-control": '
     "open /bin/nvidia-cuda-mps-control: no such file or directory"
@@ -262,6 +263,7 @@ FIXES = [
         "4.18.24",
     ),
     ("StartError", "", f"{OCI}error running createContainer hook #0: {NO_HOOK}", "NVIDIA_CDI_HOOK_PATH"),
+    ("StartError", "", f"{OCI}createContainer hook #5: {OLD_HOOK}", "update nvidia-container-toolkit"),
     ("StartError", "", f"{HOOK}device error: no-gpu-has-1GiB-to-run: unknown device", "scheduler extender"),
     ("StartError", "Talos (v1.13.0)", f"{OCI}{NO_MPS_FILE}", "nvidiaDriverRoot"),
     ("CreateContainerConfigError", "", "container has runAsNonRoot and image will run as root", "runAsUser"),
