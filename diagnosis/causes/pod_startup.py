@@ -82,7 +82,7 @@ TOOL = re.compile(r'exec: \\?"nvidia-smi\\?":', re.IGNORECASE)
 """If nvidia-smi is missing in a container, no GPU was injected: reported by the family of running pods."""
 _BY_TOOLKIT = re.compile(
     r"(?:OCI runtime|create(?:d|pod)? (?:containerd|shim)|CDI device|start container|\bhook)[^\n]{0,600}"
-    r"(?:nvidia-c(?!uda[:@])|nvidia\.com/|libnvidia|no-gpu-has-)"
+    r"(?:nvidia-c(?!uda[:@])|nvidia\.com/|libnvidia|no-gpu-has-|No help topic for)"
 )
 """Failed start of a container in which NVIDIA's toolkit or a device of NVIDIA takes part."""
 _ARCHITECTURE = "kubernetes.io/arch"

@@ -127,7 +127,7 @@ TOOLKIT_FAILS = _started_on_node(
     "Follow its message; on the node, `nvidia-container-cli -k -d /dev/stderr info` shows more.",
     starting(r"nvidia-container-cli: ([^\n]{1,200})", _CLI),
     starting(r"nvidia-container-runtime(?:-hook)? did not terminate", _CONTAINERD),
-    starting(r"could not apply required modification to OCI specification", _NCT),
+    starting(r"could not apply required modification to OCI specification|hook #\d[^\n]{0,80}No help topic", _NCT),
     follows=_FAULTY,
 )
 CDI_UNRESOLVED = _started_on_node(
@@ -366,6 +366,16 @@ START_FIXES = (
         r"No help topic for '[\w-]{1,60}'",
         "NVIDIA's toolkit on the node is older than the program that wrote the CDI specification, and does not know "
         "this hook: update nvidia-container-toolkit on the node, then create the pod again.",
+    ),
+    Hint(
+        r"stat failed: /dev/nvidia",
+        "The node lacks that device file: the module behind it is not loaded, or its file was not made. Load it now "
+        "and at each boot, nvidia-uvm by `nvidia-modprobe -u -c=0`. Only the capability display needs nvidia-modeset: "
+        "name compute,utility in NVIDIA_DRIVER_CAPABILITIES instead of all.",
+    ),
+    Hint(
+        r"requirement error: (?:invalid expression|parse)",
+        "The image's NVIDIA_REQUIRE_CUDA can't be read: correct it, or set NVIDIA_DISABLE_REQUIRE=1 in the container.",
     ),
     Hint(
         r"no-gpu-has-\w{1,20}-to-run",

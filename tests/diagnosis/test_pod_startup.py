@@ -27,6 +27,7 @@ STARTS = [row[1:] for row in ROWS if row[0] == "CreateContainerError"]
 IMAGES = [row[1:] for row in ROWS if row[0] == "ErrImagePull"]
 EVENTS = [row for row in ROWS if row[0].startswith("Failed")]
 OCI = "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
+OLD_HOOK = "exit status 3, stdout: , stderr: No help topic for 'disable-device-node-modification'"
 JOB = obj("Job", "train", "team", spec={"template": {"spec": {"containers": [container("main", 1)]}}})
 
 
@@ -133,6 +134,7 @@ def test_pod_without_a_gpu_is_ignored() -> None:
         ("FailedCreatePodSandBox", f"{OCI}fork/exec /usr/bin/nvidia-container-runtime: no such file", "Toolkit"),
         ("Failed", f"Error: {OCI}unresolvable CDI devices management.nvidia.com/gpu=0: unknown", "CdiDevice"),
         ("Failed", f"Error: {OCI}nvidia-container-cli: device error: no-gpu-has-128MiB-to-run: unknown device", "Gpu"),
+        ("Failed", f"Error: {OCI}createContainer hook #5: {OLD_HOOK}", "Toolkit"),
         ("Failed", f'Error: {OCI}exec: "nvidia-smi": executable file not found', ""),
         ("Failed", f"Error: {OCI}exec: /opt/nvidia/nvidia_entrypoint.sh: no such file", ""),
         ("Failed", 'Failed to pull image "nvcr.io/nvidia/nvidia-container-test:1": not found', ""),
@@ -226,7 +228,6 @@ NO_FILE = f"{OCI}fork/exec /usr/bin/nvidia-container-runtime: no such file or di
 DEBIAN = "ErrImagePull: failed to resolve image: nvcr.io/nvidia/driver:580.105.08-debian13: not found"
 NO_NAME = 'Failed to apply default image tag "/:570.172.08-rhel9.6": invalid reference format'
 NO_HOOK = "fork/exec /usr/bin/nvidia-ctk: no such file or directory"
-OLD_HOOK = "exit status 3, stdout: , stderr: No help topic for 'disable-device-node-modification'"
 NO_MPS_FILE = (
     'error mounting "/bin/nvidia-cuda-mps-control" to rootfs at "/usr/bin/nvidia-cuda-mps-control": '
     "open /bin/nvidia-cuda-mps-control: no such file or directory"
@@ -263,6 +264,8 @@ FIXES = [
         "4.18.24",
     ),
     ("StartError", "", f"{OCI}error running createContainer hook #0: {NO_HOOK}", "NVIDIA_CDI_HOOK_PATH"),
+    ("StartError", "", f"{HOOK}mount error: stat failed: /dev/nvidia-modeset: no such file", "compute,utility"),
+    ("StartError", "", f"{HOOK}requirement error: invalid expression", "NVIDIA_DISABLE_REQUIRE=1"),
     ("StartError", "", f"{OCI}createContainer hook #5: {OLD_HOOK}", "update nvidia-container-toolkit"),
     ("StartError", "", f"{HOOK}device error: no-gpu-has-1GiB-to-run: unknown device", "scheduler extender"),
     ("StartError", "Talos (v1.13.0)", f"{OCI}{NO_MPS_FILE}", "nvidiaDriverRoot"),
