@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from diagnosis.causes import compute_domains, crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
 from diagnosis.causes.components import NOT_READY, hint
 from diagnosis.causes.device_plugins import failures_in
-from diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING
+from diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING, NOT_INJECTED
 from diagnosis.causes.unscheduled import refusals_in
 from diagnosis.facts.commands import command, explain
 from diagnosis.facts.components import Role, role_of
@@ -96,11 +96,12 @@ def is_known(log: str) -> bool:
 def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield the cause that each log shows, and one result for each host with findings in its kernel log."""
     for subject, log in snapshot.other_logs.items():
-        known = known_in(log)
-        if known is not None:
+        known, operand = known_in(log), failed_operand(log)
+        # The log of a component says of the component itself what another program's log says of a GPU pod.
+        if known is not None and not (operand and known.cause is NOT_INJECTED):
             fix = crashing.fix_in(known) or known.cause.remedy
             yield FoundCause(known.cause, subject, (f"log: {known.quote}",), (fix,), certainty=Certainty.LIKELY)
-        elif (operand := failed_operand(log)) and not failures_in(log):
+        elif operand is not None and not failures_in(log):
             role, fix = operand
             # The log of a visible pod belongs to that pod's own result.
             if not any(role_of(pod.meta, {}, pod.spec) is role for pod in snapshot.pods):

@@ -52,7 +52,7 @@ _ESCAPES = re.compile(
 )
 _QUOTE = re.compile(r"(?:[ ]?>[ ]?)+")
 _FENCE = re.compile(r"\s*(?:```+|~~~+)[\w +-]{0,40}\Z")
-_SHELL = r"\s*`{0,2}(?:\S{0,80}(?:[ ]\S{1,80})?[#$%>][ ]+)"
+_SHELL = r"\s*`{0,2}(?:➜[ ]+(?:\S{1,80}[ ]+){1,3}|\S{0,80}(?:[ ]\S{1,80}){0,2}[ ]?[#$%>\u276f][ ]+)"
 _COMMAND = re.compile(
     rf"{_SHELL}?(?:sudo[ ]+)?(?:(?:k3s[ ]|microk8s[ .])?kubectl|oc|k|kubecolor)[ ](?P<words>[a-z-][^\n]{{0,1000}})"
 )
@@ -289,6 +289,9 @@ class _Thread:
             shown[name] = assumed_pod(
                 name, rows, self._rows.get(name), self._manifests.get(name), self._log_of_pod(name), now
             )
+            spaces = (block.named.namespace for block in self._free if block.named.name == name)
+            if shown[name]["metadata"]["namespace"] == "default" and (space := next(filter(None, spaces), "")):
+                shown[name]["metadata"]["namespace"] = space
             self._add(shown[name])
         for row, named in events:
             pod = (shown.get(named.name) or self._pods.get(named.name)) if named.kind == "Pod" else None

@@ -590,6 +590,15 @@ def test_pod_of_a_row_and_its_log_or_events_is_judged(text: str, healthy: str, c
     assert causes(diagnosed(tmp_path, healthy)[1]) == []
 
 
+@pytest.mark.parametrize(
+    "prompt", ["$ ", "~ $ ", "~ [1]$ ", "\u276f ", "➜  ~ ", "➜  infra git:(main) ✗ ", "(base) j@Mac Downloads % "]
+)
+def test_log_belongs_to_the_pod_of_a_row_whose_namespace_only_a_command_names(prompt: str, tmp_path: Path) -> None:
+    text = SERVED.replace("logs llama-x2", "logs llama-x2 -n team").replace("$ ", prompt)
+
+    assert causes(diagnosed(tmp_path, text)[1]) == [("GpuMemoryExhausted", "pod/team/llama-x2")]
+
+
 def test_fix_of_the_error_in_a_bare_log_is_shown(tmp_path: Path) -> None:
     (cause,) = diagnosed(tmp_path, "RuntimeError: CUDA error: invalid device ordinal\n")[1]["causes"]
 

@@ -91,6 +91,10 @@ level=info msg="Starting dcgm-exporter"
 Error: Failed to initialize NVML
 level=fatal msg="Error starting nv-hostengine: DCGM initialization error"
 """
+NO_LIBRARY = """\
+time=2026-09-19T20:06:59.543Z level=INFO msg="Starting dcgm-exporter" Version=4.8.4
+time=2026-09-19T20:06:59.547Z level=ERROR msg="Cannot init NVML library; err: ERROR_LIBRARY_NOT_FOUND"
+"""
 NO_MODULE = """\
 level=info msg="Starting dcgm-exporter"
 level=info msg="DCGM successfully initialized!"
@@ -112,6 +116,7 @@ OPERANDS = [
     (NO_EFA, "EfaPluginNotReady", "node selector"),
     (NO_DUMP, "ContainerToolkitNotReady", "v1.17.1"),
     (NO_NVML, "DcgmExporterNotReady", "run it with the nvidia runtime"),
+    (NO_LIBRARY, "DcgmExporterNotReady", "run it with the nvidia runtime"),
     (NO_MODULE, "DcgmExporterNotReady", "default-counters.csv"),
     (NO_ADDRESS, "ComputeDomainDaemonNotReady", "delete its pod"),
 ]
