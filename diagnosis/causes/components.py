@@ -384,7 +384,7 @@ HINTS = (
     ),
     Hint(
         r"ERROR_LIBRARY_NOT_FOUND|libnvidia-ml\.so|Incompatible (?:strategy|platform)|invalid device discovery"
-        r"|DCGM initialization error",
+        r"|DCGM initialization error|could not load NVML library",
         _NO_LIBRARY,
     ),
     Hint(

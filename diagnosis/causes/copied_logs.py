@@ -57,6 +57,7 @@ _OPERANDS = {
     r"|error running nvidia-(?:toolkit|ctk-installer)",
     Role.EFA_PLUGIN: r"Fetching EFA devices",
     Role.DOMAIN_DAEMON: r"IMEX (?:version|Log initializing)",
+    Role.DRA_DRIVER: r"NVIDIA_DRIVER_ROOT \(currently|error creating driver: failed to",
     Role.EXPORTER: r"Starting dcgm-exporter",
     Role.MIG_MANAGER: r"nvidia-mig-parted|Updating to MIG config",
 }

@@ -117,6 +117,7 @@ _WITHOUT_MPS = (
 _OF_PLUGIN = re.compile(
     r"Starting to serve (?:'\S{1,80}' )?on /|GRPC server for '|egister\w{0,2} device plugin|No devices found\. Waiting"
     r"|device marked unhealthy|error starting plugins: |waiting for MPS daemon|Starting NVIDIA Device Plugin"
+    r"|If this is a GPU node, did you"
 )
 """Lines that only a device plugin writes."""
 _XID = re.compile(r"\bXid=(\d{1,4})\b")

@@ -17,6 +17,11 @@ I0610 12:00:00.1 factory.go:107] Detected non-NVML platform: could not load NVML
 E0610 12:00:00.2 factory.go:113] If this is a GPU node, did you configure the NVIDIA Container Toolkit?
 I0610 12:00:00.2 main.go:317] No devices found. Waiting indefinitely.
 """
+OLD_PLUGIN = """\
+2021/09/23 18:57:59 Loading NVML
+2021/09/23 18:57:59 Failed to initialize NVML: could not load NVML library.
+2021/09/23 18:57:59 If this is a GPU node, did you set the docker default runtime to `nvidia`?
+"""
 NO_KUBELET = """\
 2026/04/05 04:02:20 Starting to serve on /var/lib/kubelet/device-plugins/nvidia.sock
 2026/04/05 04:02:20 Could not register device plugin: context deadline exceeded
@@ -34,6 +39,7 @@ E0610 12:00:00.1 main.go:203] Failed to start plugin: error waiting for MPS daem
 """
 SICK = [
     (NO_DRIVER, "GpusNotOffered", "run it with the nvidia runtime"),
+    (OLD_PLUGIN, "GpusNotOffered", "run it with the nvidia runtime"),
     (NO_KUBELET, "GpusNotOffered", "/var/lib/k0s/kubelet on k0s"),
     (REGISTERED + GPU_LOST, "UnhealthyGpus", "`gpu-healthcheck explain Xid79`"),
     (NO_RIGHTS, "GpusNotOffered", "NVIDIA_MIG_MONITOR_DEVICES=all"),
@@ -82,6 +88,11 @@ OLD_TOOLKIT = """\
 level=info msg="Starting nvidia-toolkit"
 level=error msg="error running nvidia-toolkit: unable to load config: unsupported config version: 4"
 """
+NO_ROOT = """\
+nvidia-smi: 'not found', libnvidia-ml.so.1: 'not found', current contents: [dev, etc].
+Check failed. Has the NVIDIA GPU driver been set up? It is expected to be installed under NVIDIA_DRIVER_ROOT (currently
+set to '/') in the host filesystem.
+"""
 NO_DUMP = """\
 level=info msg="Starting nvidia-toolkit"
 level=error msg="error running nvidia-toolkit: failed to run chroot [/host containerd config dump]: exit status 127"
@@ -114,6 +125,7 @@ OPERANDS = [
     (NO_SMI, "OperatorValidatorNotReady", "/usr/bin/nvidia-smi"),
     (OLD_TOOLKIT, "ContainerToolkitNotReady", "remove toolkit.version"),
     (NO_EFA, "EfaPluginNotReady", "node selector"),
+    (NO_ROOT, "DraDriverNotReady", "set nvidiaDriverRoot"),
     (NO_DUMP, "ContainerToolkitNotReady", "v1.17.1"),
     (NO_NVML, "DcgmExporterNotReady", "run it with the nvidia runtime"),
     (NO_LIBRARY, "DcgmExporterNotReady", "run it with the nvidia runtime"),
