@@ -23,6 +23,7 @@ from diagnosis.causes.crashing_table import (
     GPU_MEMORY,
     HOST_MEMORY,
     KERNEL_TIME,
+    LIBRARY,
     MPS,
     NCCL,
     PROBE,
@@ -141,8 +142,10 @@ _OFTEN, _LATELY, _STARTED = 3, 10.0, 5.0
 """With this many restarts, the last one minutes ago, a container only runs between two crashes."""
 _CERTAIN = (
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, DRIVER_TOO_OLD, WRONG_ARCHITECTURE),
-    *(GPU_MEMORY, HOST_MEMORY, PROBE, STUB_LIBRARY, UNLICENSED),
+    *(GPU_MEMORY, HOST_MEMORY, PROBE, STUB_LIBRARY, UNLICENSED, LIBRARY),
 )
+_UNCERTAIN = re.compile(r"device handle|SIGKILL|killed|signal 9", re.IGNORECASE)
+"""Words of programs about a cause that they presume."""
 
 
 class _Crash(Struct, frozen=True):
@@ -326,7 +329,7 @@ def _found(snapshot: Snapshot, some: list[_Crash], causes: Mapping[str, list[Ori
     evidence = tuple(_evidence(snapshot, some))
     if first.lack is not None:
         return of_lack(first.lack, [crash.pod for crash in some], *evidence)
-    is_sure = first.known.cause in _CERTAIN and "device handle" not in first.known.quote
+    is_sure = first.known.cause in _CERTAIN and not _UNCERTAIN.search(first.known.quote)
     is_certain = is_sure and not _is_healthy_since(snapshot, first)
     return FoundCause(
         first.known.cause,
@@ -516,4 +519,4 @@ def _more_memory(pod: Pod) -> str:
     )
 
 
-SEARCHES = (Search((*RECOGNISED, HOST_MEMORY, PROBE, SIGNAL, CRASHES, ENDS), ("Pod",), find_crashing),)
+SEARCHES = (Search((*RECOGNISED, PROBE, SIGNAL, CRASHES, ENDS), ("Pod",), find_crashing),)

@@ -51,7 +51,10 @@ WRONG_ARCHITECTURE = _running(
         r"|only supports \w{1,20} GPUs or newer|Value 'sm_\d{2,3}[af]?' is not defined|requires GPUs with sm_?\d"
         r"|not supported (?:for the current GPU|in this architecture)|no longer supports this GPU|but was built for sm"
         r"|doesn't support bf16/gpu|Torch not compiled with CUDA enabled"
-        r"|Could not match a profile in manifest|\b0 compatible profile|out of resource: shared memory",
+        r"|Could not match a profile in manifest|\b0 compatible profile|out of resource: shared memory"
+        r"|not compatible with compile time compute|GPU \w[^\n]{0,40} not enabled in this build|wasn't built with CUDA"
+        r"|autodetect nvml functionality, but we weren't able|supported on CUDA devices with compute capability"
+        r"|requires? (?:compute capability|\.target sm_)",
         "CUDA, PyTorch, TensorRT, vLLM, FlashAttention",
     ),
     severity=CauseSeverity.HIGH,
@@ -69,7 +72,10 @@ GPU_MEMORY = _running(
         r"|(?:larger than|stored in)(?: the)?(?: available| maximum)? KV cache|Error in memory profiling\. Initial"
         r"|Not enough memory\. Please try to \w{1,8} --mem-fraction-static"
         r"|(?:fail|un)\w{1,4} to allocate CUDA\d{0,2} buffer"
-        r"|Out of memory error on GPU|Available memory of \d{1,16} is smaller than requested bytes",
+        r"|Out of memory error on GPU|Available memory of \d{1,16} is smaller than requested bytes"
+        r"|NVML_SUCCESS == (?:r|DriverAPI)[^\n]{0,80}INTERNAL ASSERT FAILED|(?:Prefill|Decode) out of memory"
+        r"|Some GPUs may be occupied by other processes|Dst tensor is not initialized|Status: out of memory"
+        r"|cuDNN failed to initialize|Could not create cudnn handle|DNN library initialization failed",
         "PyTorch, JAX, TensorFlow, TensorRT, vLLM, SGLang, llama.cpp, ONNX Runtime, cuBLAS, HAMi",
     ),
     *reported("GpuMemoryExhausted"),
@@ -77,8 +83,14 @@ GPU_MEMORY = _running(
 )
 HOST_MEMORY = _running(
     "ContainerMemoryLimitExceeded",
-    "The kernel killed the container at its memory limit. The limit concerns the node's memory, not the GPU's.",
+    "The kernel killed the container, or a process in it, at its memory limit. The limit concerns the node's memory, "
+    "not the GPU's.",
     "Raise the container's memory limit, or load less data at once.",
+    failing(
+        r"killed by signal: Killed|Signal 9 \(SIGKILL\) received|signaled to shutdown with signal 9"
+        r"|killed due to the node running low on memory|terminated: signal: killed",
+        "PyTorch, text-generation-inference, Ray, Ollama",
+    ),
     source="reason OOMKilled, exit code 137",
 )
 SHARED_MEMORY = _running(
@@ -86,8 +98,8 @@ SHARED_MEMORY = _running(
     "The container's /dev/shm is too small for its workers: it has 64 MiB unless the pod mounts more.",
     "Mount an emptyDir with `medium: Memory` at /dev/shm.",
     failing(
-        r"insufficient shared memory|unable to (?:open|allocate) shared memory|\bBus error\b"
-        r"|error while creating shared memory segment|failed to extend /dev/shm"
+        r"insufficient shared memory|unable to (?:open|allocate) shared memory(?![^\n]{0,160}Too many open)"
+        r"|\bBus error\b|error while creating shared memory segment|failed to extend /dev/shm"
         r"|No space left on device[^\n]{0,40}/dev/shm"
         r"|unable to (?:write to|mmap \d{1,16} bytes from) (?:the )?file </?torch_",
         "PyTorch's DataLoader, NCCL",
@@ -101,7 +113,8 @@ PROGRAM = _running(
     "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
     failing(
         r"device-side assert|misaligned address|invalid device ordinal"
-        r"|larger than the number of available GPUs|number of required GPUs exceeds"
+        r"|larger than the number of available GPUs|number of required GPUs exceeds|Cannot provide a placement group"
+        r"|but torch\.cuda\.device_count\(\) is|device < num_gpus|AssertionError: Invalid device id"
         r"|CUDNN_STATUS_EXECUTION_FAILED|invalid or unsupported GPU id|re-initialize CUDA in forked subprocess",
         f"{_CUDA}, vLLM, Triton",
     ),
@@ -155,10 +168,26 @@ CAPABILITY = _running(
     "they are still missing, the driver on the node was installed without them.",
     failing(
         r"(?:Cannot load|unable to load|cannot open)[^\n]{0,40}lib(?:nvidia-encode|nvcuvid|nvoptix|nvidia-opticalflow)"
-        r"|lib(?:nvidia-encode|nvcuvid|GLX_nvidia|EGL_nvidia|nvoptix)\.so\S{0,8}: cannot open shared object",
-        "FFmpeg, the dynamic loader",
+        r"|lib(?:nvidia-encode|nvcuvid|GLX_nvidia|EGL_nvidia|nvoptix)\.so\S{0,8}: cannot open shared object"
+        r"|\b(?:VK_)?ERROR_INCOMPATIBLE_DRIVER",
+        "FFmpeg, Vulkan, the dynamic loader",
     ),
     source="NVIDIA container toolkit: driver capabilities; without the variable, only compute and utility",
+)
+LIBRARY = _running(
+    "CudaLibraryMissing",
+    "The image lacks a library of CUDA that its program loads, in the version that the program names. It is no part of "
+    "the driver: the GPU and the node are not the reason.",
+    "Use an image whose CUDA has the major version in the library's name, or install that library in the image (for "
+    "example `pip install nvidia-cublas-cu12 nvidia-cudnn-cu12`) and add its folder to LD_LIBRARY_PATH.",
+    failing(
+        r"(?<!dlerror: )\blib(?:cudart|cu(?:blas|sparse)(?:Lt)?|cudnn\w{0,24}|cufft|curand|cusolver|nvrtc|nccl)"
+        r"\.so[.\d]{0,12}(?:: cannot open shared object| is not found or cannot be loaded)"
+        r"|Unable to load any of \{libcu",
+        "the dynamic loader, cuDNN, CTranslate2",
+    ),
+    severity=CauseSeverity.HIGH,
+    source="NVIDIA container toolkit: it injects the driver's libraries alone",
 )
 POD_IDENTITY = _running(
     "NcclUsesPodIdentityAddress",
@@ -183,8 +212,9 @@ NCCL = _running(
         r"|\b(?-i:nccl[A-Z])\w{2,30} failed|nvshmem setup connections failed"
         r"|ProcessGroupNCCL's watchdog got stuck|via c10d key-value store"
         r"|init_process_group\b[\s\S]{0,400}?\n\w{1,20}Error: (?:Connection reset|host not found)"
-        r"|ORTE was unable to reliably start",
-        "NCCL, PyTorch, Gloo, Open MPI",
+        r"|ORTE (?:was unable to reliably start|daemon has unexpectedly failed)|connectFullMesh failed"
+        r"|NIXL_ERR_(?:BACKEND|REMOTE_DISCONNECT)|UCX {1,3}ERROR [^\n]{0,120}(?:transport|refused|timed out|unreach)",
+        "NCCL, PyTorch, Gloo, Open MPI, UCX, NIXL",
     ),
     source="NCCL; PyTorch's watchdog of collective operations",
     follows=("NcclUsesPodIdentityAddress", "NcclFallsBackToTcp", "RestartsOnFaultyNode"),
@@ -240,7 +270,8 @@ RECOGNISED = (
     GATE_RESTARTS,
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, DRIVER_TOO_OLD, WRONG_ARCHITECTURE, CGROUP_LOST),
     *(ACCESS_DENIED, STUB_LIBRARY, UNLICENSED, MPS, NOT_INJECTED, NO_GPU_FOUND, KERNEL_TIME, GPU_MEMORY),
-    *(CAPABILITY, SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, POD_IDENTITY, NCCL, DRIVER_HANGS),
+    *(CAPABILITY, LIBRARY, SHARED_MEMORY, PROGRAM, CUDA_UNKNOWN, HAMI_LIBRARY, HOST_MEMORY, POD_IDENTITY, NCCL),
+    DRIVER_HANGS,
 )
 """Causes by the exit message and log of a failed container.
 

@@ -91,7 +91,10 @@ ACCESS_DENIED = _started_on_node(
     starting(r"(?:nvml|cuda) error: (insufficient permissions|os call failed|gpu access blocked)", _CLI),
     *reported("GpuAccessDenied"),
     failing(r"could not open the device file /dev/nvidia\S{1,20} \(Permission denied", "nvidia-smi, nvidia-modprobe"),
-    failing(r"ERR_NVGPUCTRPERM|permission to access NVIDIA GPU Performance Counters", "CUPTI, Nsight"),
+    failing(
+        r"ERR_NVGPUCTRPERM|permission to access NVIDIA GPU Performance Counters|do not have suff\w{2,6} permissions",
+        "CUPTI, Nsight, nvidia-smi",
+    ),
     source="NVML errors 4, 17; CUDA error 304",
 )
 NO_GPU_FOUND = _running_on_node(
@@ -505,14 +508,18 @@ NOT_INJECTED = _running_on_node(
     *reported("GpuNotInjected"),
     failing(
         r"No CUDA GPUs are available|Found no NVIDIA driver on your system"
-        r"|torch\.cuda\.is_available\(\) is False|Device string must not be empty|Failed to infer device type"
+        r"|torch\.cuda\.is_available\(\) (?:is|returned) False|Device string must not be empty"
         r"|libcuda\.so(?:\.1)?: cannot open shared object|No visible GPU devices|The NVIDIA Driver was not detected"
+        r"|Failed to infer device type"
         r"|no supported devices found for platform|you might not have a CUDA gpu|Cannot load libcuda\.so"
         r"|no platforms that are instances of gpu|No visible GPU/TPU devices|No supported gpu backend found"
         r"|\b0 active drivers \(\[\]\)|Could not find cuda drivers on your machine"
         r"|mixed precision requires a GPU|(?:Error|Exception): [^\n]{0,40}CUDA is not available"
-        r"|Unable to dynamically load the \"cuda\" shared library",
-        "PyTorch, vLLM, JAX, Triton, TensorFlow, cudarc, the dynamic loader, NVIDIA's images",
+        r"|Unable to dynamically load the \"cuda\" shared library|No visible GPU is found|available_devices = None"
+        r"|CUDA driver library cannot be found|Environment for task type \[GPU\] not found"
+        r"|can't stat gres\.conf file /dev/nvidia|kernel driver does not appear to be running on this host"
+        r"|Failed to start model server: integer division or modulo by zero",
+        "PyTorch, vLLM, JAX, Triton, TensorFlow, cudarc, XGBoost, CatBoost, Slurm, KServe, the loader, NVIDIA's images",
     ),
     failing(
         r"nvidia-smi: (?:(?:command )?not found|executable file)|exec: \\?\"nvidia-smi\\?\""

@@ -19,7 +19,7 @@ _WORDS = (
 """Words between CUDA and the number of its error, as in `CUDA failure 802` and `cuInit returned 999`."""
 _FAILED = rf"(?:{_WORDS}{{0,3}}\W{{0,4}}(?:error|fail(?:ure|ed))\b[^\n]{{0,60}}?|\W{{0,4}})\b"
 _CONTEXTS = {
-    "CUDA": rf"(?:\bCUDA\b|{_CALL}){_FAILED}",
+    "CUDA": rf"(?:(?:\bCUDA\b|{_CALL}){_FAILED}|might have already set an error\? Error \d{{1,3}}: )",
     "NVML": r"(?:NVML|\bnvidia-smi\b)[^\n]{0,120}?[:=(]\s{0,2}",
 }
 """Texts before a text that many programs print, as `out of memory`."""

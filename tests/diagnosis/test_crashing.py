@@ -197,6 +197,14 @@ def test_exit_code_of_a_signal_names_its_cause(code: int, cause: str) -> None:
         ("socketPollConnect: connect to fe80::a8b2%eth0<4> returned Connection refused", "NCCL_SOCKET_FAMILY=AF_INET"),
         ("Cannot load libnvidia-encode.so.1", "`NVIDIA_DRIVER_CAPABILITIES: all`"),
         ("Failed to initialize NVML: Unknown Error", "`no-cgroups = false`"),
+        ("AssertionError: Invalid device id", "Ask for as many GPUs"),
+        ("ValueError: Cannot provide a placement group within 1800 seconds. See `ray status`", "`ray status`"),
+        ("Runtime compute cap 75 is not compatible with compile time compute cap 80", "turing- for 7.5"),
+        (
+            "fatal: We were configured to autodetect nvml functionality, but we weren't able to find that lib when",
+            "gres.conf",
+        ),
+        ("nixl_cu12._bindings.nixlBackendError: NIXL_ERR_BACKEND", "UCX_TLS=cuda_copy,cuda_ipc,tcp"),
     ],
 )
 def test_remedy_depends_on_the_error_of_a_cause(words: str, step: str) -> None:
