@@ -375,7 +375,8 @@ HINTS = (
         "The driver nouveau uses the GPU: block it on the host, and reboot the node.",
     ),
     Hint(
-        "(?:nvidia|driver) is in use|Could not unload NVIDIA driver kernel modules|Failed to uninstall nvidia driver",
+        "(?:nvidia|driver) is in use|Could not unload NVIDIA driver kernel modules|Failed to uninstall nvidia driver"
+        "|NVIDIA kernel module .{1,40} appears to already be loaded",
         IN_USE,
     ),
     Hint(

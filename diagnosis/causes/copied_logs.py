@@ -42,7 +42,7 @@ _GENERAL = (COMMAND_MISSING, CONFIG_MISSING)
 _ROWS = {place: texts_in(place, (cause for cause in _CAUSES if cause not in _GENERAL)) for place in TextSource}
 _ABOUT_GPUS = re.compile(
     r"nvidia|gpu|cu(?:da|blas|dnn)|nccl|nixl|nvml|NVRM|imex|torch|vllm|sglang|KV cache|c10d|gloo|triton|tensorflow|jax"
-    r"|NET/OFI|system not yet initialized|No devices were found",
+    r"|kserve|NET/OFI|system not yet initialized|No devices were found",
     re.IGNORECASE,
 )
 _ABOUT_EFA = re.compile(r"NET/OFI|libfabric|\befa", re.IGNORECASE)

@@ -113,8 +113,9 @@ PROGRAM = _running(
     "Run it with CUDA_LAUNCH_BLOCKING=1 to locate the access. The program causes its Xid 13, 31 and 43 itself.",
     failing(
         r"device-side assert|misaligned address|invalid device ordinal"
-        r"|larger than the number of available GPUs|number of required GPUs exceeds|Cannot provide a placement group"
-        r"|but torch\.cuda\.device_count\(\) is|device < num_gpus|AssertionError: Invalid device id"
+        r"|larger than the number of available GPUs|number of required GPUs exceeds"
+        r"|Cannot provide a placement group|node has no GPU|but torch\.cuda\.device_count\(\) is|device < num_gpus"
+        r"|AssertionError: Invalid device id"
         r"|CUDNN_STATUS_EXECUTION_FAILED|invalid or unsupported GPU id|re-initialize CUDA in forked subprocess",
         f"{_CUDA}, vLLM, Triton",
     ),

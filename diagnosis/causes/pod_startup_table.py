@@ -490,7 +490,7 @@ FABRIC = _running_on_node(
     failing(r"\berror:? 802\b", _CUDA),
     source="CUDA errors 802, 919",
 )
-DOES_WITHOUT = failing(r"No GPUs? (?:found|detected|available)", "many a program")
+DOES_WITHOUT = failing(r"(?<!node has )No GPUs? (?:found|detected|available)", "many a program")
 """Text of a container that ends; a container that keeps running works without a GPU."""
 AT_ITS_START = failing(
     r"no compatible GPUs were discovered|msg=\"inference compute\" id=\S{1,8} library=cpu|no usable GPU found",

@@ -284,9 +284,13 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
     def line(self, meta: Meta) -> tuple[str, ...]:
         """Return the object and its owners in order; the last one is the object that a person wrote."""
         line, owner = [meta.subject], meta.owner
+        hashed = f"-{meta.labels.get('pod-template-hash', '')}"
         while owner is not None and len(line) < _MOST_OWNERS:
             line.append(subject(owner.kind, meta.namespace, owner.name))
             above = self.owners.get(line[-1])
+            if above is None and owner.kind == "ReplicaSet" and owner.name.endswith(hashed) and len(hashed) > 1:
+                # A Deployment names its ReplicaSets so; the ReplicaSet itself is not in the text or dump.
+                line.append(subject("Deployment", meta.namespace, owner.name.removesuffix(hashed)))
             owner = above.owner if above is not None else None
         return tuple(line)
 

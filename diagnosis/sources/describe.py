@@ -53,6 +53,9 @@ _CONTAINER_KEYS = frozenset(
         *_STATE_KEYS,
     )
 )
+_PROBES = {"Liveness": "livenessProbe", "Startup": "startupProbe"}
+_PROBE = re.compile(r"delay=(\d{1,6})s timeout=(\d{1,6})s period=(\d{1,6})s #success=\d{1,6} #failure=(\d{1,6})")
+_PROBE_KEYS = ("initialDelaySeconds", "timeoutSeconds", "periodSeconds", "failureThreshold")
 _MAPS = {"Limits": "limits", "Requests": "requests", "Environment": "env"}
 _TOLERATION = re.compile(
     r"(?P<key>(?!op=)[^=:\s]*)(?:=(?P<value>[^:\s]*))?(?::(?P<effect>\w+))?(?:\s*op=(?P<operator>\w+))?(?:\s+for\s.*)?\Z"
@@ -226,6 +229,8 @@ def _container(name: str, lines: Sequence[str]) -> tuple[Fields, Fields]:
                 _set(next(iter(state.values())), _STATE_KEYS[key], value)
             elif key == "Image":
                 spec["image"] = value
+            elif key in _PROBES and (numbers := _PROBE.search(value)):
+                spec[_PROBES[key]] = dict(zip(_PROBE_KEYS, map(int, numbers.groups()), strict=True))
             elif key == "Ready":
                 status["ready"] = value == "True"
             elif key == "Restart Count" and value.isdigit():

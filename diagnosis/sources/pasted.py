@@ -276,7 +276,8 @@ class _Thread:
     def _add_named(self, now: datetime) -> None:
         """Add the events of tables, and the pods that they name and no other block describes."""
         described = {*self._pods}
-        only = next(iter(described)) if len(described) == 1 else ""
+        names = described or {name for name, row in self._rows.items() if not row.ready}
+        only = next(iter(names)) if len(names) == 1 else ""
         events = [
             (row, Named("", "Pod", "", only) if named == _SOME_POD and only else named) for row, named in self._events
         ]

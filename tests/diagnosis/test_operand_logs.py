@@ -248,6 +248,11 @@ FIXES = [
         "delete them by name",
     ),
     (DRIVER, "modprobe: ERROR: could not insert 'nvidia': Permission denied", "SELinux"),
+    (
+        DRIVER,
+        "ERROR: An NVIDIA kernel module 'nvidia-uvm' appears to already be loaded in\n       your kernel.",
+        "still uses the old driver",
+    ),
     (PLUGIN, "E1127 10:00:00.000000 1 main.go:1] error getting device memory info: Insufficient Permissions", "MIG"),
     (DRIVER, "modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.8.0-45-generic", "running kernel"),
     (DRIVER, "modprobe: FATAL: Module ipmi_msghandler not found in directory /lib/modules/6.8", "linux-modules-extra"),

@@ -599,6 +599,32 @@ def test_log_belongs_to_the_pod_of_a_row_whose_namespace_only_a_command_names(pr
     assert causes(diagnosed(tmp_path, text)[1]) == [("GpuMemoryExhausted", "pod/team/llama-x2")]
 
 
+def test_event_lines_belong_to_the_only_pod_that_is_not_ready(tmp_path: Path) -> None:
+    row = "NAME    READY   STATUS    RESTARTS   AGE\npod/vllm-0   0/1   Running   6 (118s ago)   20m\n"
+    lines = "  Normal  Killing  25m  kubelet  Container main failed liveness probe, will be restarted\n"
+
+    ready, other = (f"pod/vllm-1   {count}   Running   0   20m\n" for count in ("1/1", "0/1"))
+
+    assert causes(diagnosed(tmp_path, f"{row}{ready}\n{lines}")[1]) == [("LivenessProbeKills", "pod/default/vllm-0")]
+    assert causes(diagnosed(tmp_path, f"{row}{other}\n{lines}")[1]) == []
+
+
+def test_described_probe_is_shown_with_the_deployment_to_change(tmp_path: Path) -> None:
+    killing = table(
+        "Normal  Killing  2m (x9 over 24m)  kubelet  Container main failed startup probe, will be restarted"
+    )
+    probe = "    Startup:  http-get http://:8000/health delay=5s timeout=1s period=2s #success=1 #failure=30\n"
+    text = described(status="Running", node="gpu-1/10.0.0.7", state=ENDED + probe, events=killing)
+    of_deployment = text.replace("app=trainer", "pod-template-hash=5cc5").replace("Job/trainer", "ReplicaSet/llm-5cc5")
+    (cause,) = diagnosed(tmp_path, of_deployment.replace("CUDA error: uncorrectable ECC error encountered", ""))[1][
+        "causes"
+    ]
+
+    assert cause["subject"] == "deployment/team/llm"
+    assert "failureThreshold 30 x periodSeconds 2 = 65 s" in str(cause)
+    assert ("GpuHardwareFault", "node/gpu-1") in causes(diagnosed(tmp_path, text)[1])
+
+
 def test_fix_of_the_error_in_a_bare_log_is_shown(tmp_path: Path) -> None:
     (cause,) = diagnosed(tmp_path, "RuntimeError: CUDA error: invalid device ordinal\n")[1]["causes"]
 
@@ -612,6 +638,8 @@ def test_fix_of_the_error_in_a_bare_log_is_shown(tmp_path: Path) -> None:
         ("the model's max seq len is larger than the available KV cache memory (11 GiB)", "GpuMemoryExhausted"),
         ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients.", "CollectiveFails"),
         ("No devices were found", "DriverFindsNoGpu"),
+        ("RuntimeError: Library libcublas.so.12 is not found or cannot be loaded", "CudaLibraryMissing"),
+        ("kserve ERROR Failed to start model server: integer division or modulo by zero", "GpuNotInjected"),
     ],
 )
 def test_specific_message_needs_no_other_word_about_gpus(line: str, cause: str, tmp_path: Path) -> None:
