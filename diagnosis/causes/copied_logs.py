@@ -40,9 +40,10 @@ _OF_EFA = frozenset(cause for one in efa_jobs.SEARCHES for cause in one.causes)
 _GENERAL = (COMMAND_MISSING, CONFIG_MISSING)
 """Causes whose texts occur also in logs that have nothing to do with GPUs."""
 _ROWS = {place: texts_in(place, (cause for cause in _CAUSES if cause not in _GENERAL)) for place in TextSource}
+_ROWS[TextSource.LOG] += (crashing.ANY_ERROR,)
 _ABOUT_GPUS = re.compile(
     r"nvidia|gpu|cu(?:da|blas|dnn)|nccl|nixl|nvml|NVRM|imex|torch|vllm|sglang|KV cache|c10d|gloo|triton|tensorflow|jax"
-    r"|kserve|NET/OFI|system not yet initialized|No devices were found",
+    r"|kserve|vulkan|NET/OFI|system not yet initialized|No devices were found",
     re.IGNORECASE,
 )
 _ABOUT_EFA = re.compile(r"NET/OFI|libfabric|\befa", re.IGNORECASE)

@@ -101,7 +101,9 @@ from healthcheck.catalog.cuda_errors import fix_of
 from healthcheck.node.state import CONDITION
 
 _MEMORY_SHARE = "nvidia.com/gpumem"
-_TEXTS = (*texts_in(TextSource.LOG, RECOGNISED), (PROGRAM, any_cuda_error()))
+ANY_ERROR = (PROGRAM, any_cuda_error())
+"""Text of an error of CUDA that no other row knows."""
+_TEXTS = (*texts_in(TextSource.LOG, RECOGNISED), ANY_ERROR)
 _OF_NODES = (HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, ACCESS_DENIED, NO_GPU_FOUND)
 _BY_PROBES = frozenset((TextSource.ENDED, TextSource.LOG, TextSource.EVENT))
 COMPONENT_TEXTS = tuple(
@@ -121,6 +123,8 @@ _REFUSED = re.compile(r"probe failed: HTTP probe failed with statuscode: (40[0-6
 _LATE = re.compile(r"liveness probe (?:failed|errored)[^\n]{0,300}(?:Timeout|deadline|timed out)", re.IGNORECASE)
 _TERMINATED_WORDS = re.compile(r"KeyboardInterrupt: terminated|\bSIGTERM\b|\bsignal 15\b")
 """Words of a program that ends on SIGTERM with an exit code of its own, as vLLM does."""
+_STALE = (CUDA_UNKNOWN, DRIVER_NOT_LOADED, DRIVER_MISMATCH, ACCESS_DENIED)
+"""Errors of a container that has the devices of an earlier driver."""
 _NO_DRIVER = re.compile(r"insufficient", re.IGNORECASE)
 """CUDA reports the same error if the container has no driver at all."""
 _JOINED = (PROGRAM, NCCL, CUDA_UNKNOWN, NO_GPU_FOUND, KERNEL_TIME)
@@ -268,8 +272,8 @@ def _lack(snapshot: Snapshot, pod: Pod, state: ContainerState, known: Recognised
     elif known.cause is CGROUP_LOST:
         lack = MissingGpu(known.cause, f"node/{pod.spec.node}", (), Certainty.LIKELY)
     elif known.cause is NO_GPU_FOUND:
-        lack = lack_of_request(snapshot, pod, state.name)
-    elif known.cause in (CUDA_UNKNOWN, DRIVER_NOT_LOADED, DRIVER_MISMATCH) or _MISMATCH.search(known.quote):
+        lack = lack_of_request(snapshot, pod, state.name) or started_before_driver(snapshot, pod, Role.DRIVER)
+    elif known.cause in _STALE or _MISMATCH.search(known.quote):
         of_files = lack_of_device_files(snapshot, pod) if known.cause is CUDA_UNKNOWN else None
         lack = of_files or started_before_driver(snapshot, pod, Role.DRIVER)
     elif known.cause is DRIVER_TOO_OLD and _NO_DRIVER.search(known.quote):

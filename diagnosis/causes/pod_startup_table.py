@@ -78,7 +78,8 @@ DEVICE_UNKNOWN = _started_on_node(
     "GpuUnknownToRuntime",
     "The node lacks the GPU allocated to the container: it fell off the bus, was replaced, or was partitioned.",
     "Restart the device plugin on the node, and check for a GPU that fell off the bus.",
-    starting(r"device error: ([^\s:]{1,80}): unknown device", _CLI),
+    starting(r"device error: (?!no-gpu-has)([^\s:]{1,80}): unknown device", _CLI),
+    starting(r"device error: unknown device id: (?!no-gpu-has)([^\s:\\]{1,80})", _CLI),
     follows=_FAULTY,
 )
 ACCESS_DENIED = _started_on_node(
@@ -128,7 +129,7 @@ TOOLKIT_FAILS = _started_on_node(
     "ToolkitFails",
     "NVIDIA's toolkit fails to inject the GPU into the container.",
     "Follow its message; on the node, `nvidia-container-cli -k -d /dev/stderr info` shows more.",
-    starting(r"nvidia-container-cli: ([^\n]{1,200})", _CLI),
+    starting(r"nvidia-container-cli(?:\.real)?: ([^\n]{1,200})", _CLI),
     starting(r"nvidia-container-runtime(?:-hook)? did not terminate", _CONTAINERD),
     starting(r"could not apply required modification to OCI specification|hook #\d[^\n]{0,80}No help topic", _NCT),
     follows=_FAULTY,
@@ -523,7 +524,7 @@ NOT_INJECTED = _running_on_node(
     ),
     failing(
         r"nvidia-smi: (?:(?:command )?not found|executable file)|exec: \\?\"nvidia-smi\\?\""
-        r"|libnvidia-ml\.so(?:\.1)?: cannot open|couldn't find libnvidia-ml\.so"
+        r"|libnvidia-(?:ml|ptxjitcompiler|nvvm)\.so\S{0,12}: cannot open|couldn't find libnvidia-ml\.so"
         r"|couldn't communicate with the NVIDIA driver",
         "nvidia-smi",
     ),

@@ -197,6 +197,7 @@ def test_exit_code_of_a_signal_names_its_cause(code: int, cause: str) -> None:
         ("socketPollConnect: connect to fe80::a8b2%eth0<4> returned Connection refused", "NCCL_SOCKET_FAMILY=AF_INET"),
         ("Cannot load libnvidia-encode.so.1", "`NVIDIA_DRIVER_CAPABILITIES: all`"),
         ("Failed to initialize NVML: Unknown Error", "`no-cgroups = false`"),
+        ("CUDA error: operation not permitted when stream is capturing", "`--enforce-eager`"),
         ("AssertionError: Invalid device id", "Ask for as many GPUs"),
         ("ValueError: Cannot provide a placement group within 1800 seconds. See `ray status`", "`ray status`"),
         ("Runtime compute cap 75 is not compatible with compile time compute cap 80", "turing- for 7.5"),

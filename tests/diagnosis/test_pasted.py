@@ -639,6 +639,8 @@ def test_fix_of_the_error_in_a_bare_log_is_shown(tmp_path: Path) -> None:
         ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients.", "CollectiveFails"),
         ("No devices were found", "DriverFindsNoGpu"),
         ("RuntimeError: Library libcublas.so.12 is not found or cannot be loaded", "CudaLibraryMissing"),
+        ("[carb.graphics-vulkan.plugin] VkResult: ERROR_INCOMPATIBLE_DRIVER", "DriverCapabilityMissing"),
+        ("RuntimeError: CUDA error: unrecognized error code", "ProgramFaultOnGpu"),
         ("kserve ERROR Failed to start model server: integer division or modulo by zero", "GpuNotInjected"),
     ],
 )

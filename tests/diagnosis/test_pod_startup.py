@@ -213,6 +213,9 @@ def test_stale_specification_is_a_missing_device_file_if_the_agent_misses_it(mis
         ("nvidia-container-cli: ldcache error: open failed: /sbin/ldconfig.real: no such file", "@/sbin/ldconfig"),
         ("nvidia-container-cli: initialization error: nvml error: insufficient permissions", "0660"),
         ("nvidia-container-cli: device error: GPU-1f2e: unknown device", "Restart the device plugin"),
+        ("nvidia-container-cli: device error: unknown device id: GPU-1f2e\\n: unknown", "Restart the device plugin"),
+        ("nvidia-container-cli: device error: unknown device id: no-gpu-has-8129MiB-to-run", "scheduler extender"),
+        ("nvidia-container-cli.real: requirement error: invalid expression: unknown", "NVIDIA_DISABLE_REQUIRE"),
     ],
 )
 def test_fix_of_a_failed_injection_depends_on_its_error(words: str, step: str) -> None:

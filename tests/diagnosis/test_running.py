@@ -137,6 +137,9 @@ STALE = (
     "Failed to initialize NVML: Driver/library version mismatch",
     "cudaGetDeviceCount failed: system has unsupported display driver / cuda driver combination",
     "no CUDA-capable device is detected",
+    "Failed to initialize NVML: GPU access blocked by the operating system",
+    "No devices were found",
+    "libnvidia-ptxjitcompiler.so.1: cannot open shared object file: No such file or directory",
 )
 
 
