@@ -148,7 +148,7 @@ _CERTAIN = (
     *(HARDWARE, FABRIC, DRIVER_MISMATCH, DRIVER_NOT_LOADED, DRIVER_TOO_OLD, WRONG_ARCHITECTURE),
     *(GPU_MEMORY, HOST_MEMORY, PROBE, STUB_LIBRARY, UNLICENSED, LIBRARY),
 )
-_UNCERTAIN = re.compile(r"device handle|SIGKILL|killed|signal 9", re.IGNORECASE)
+_UNCERTAIN = re.compile(r"device handle|SIGKILL|killed|signal 9|code = -9", re.IGNORECASE)
 """Words of programs about a cause that they presume."""
 
 

@@ -88,8 +88,9 @@ HOST_MEMORY = _running(
     "Raise the container's memory limit, or load less data at once.",
     failing(
         r"killed by signal: Killed|Signal 9 \(SIGKILL\) received|signaled to shutdown with signal 9"
-        r"|killed due to the node running low on memory|terminated: signal: killed",
-        "PyTorch, text-generation-inference, Ray, Ollama",
+        r"|killed due to (?:the node running low on memory|memory pressure)|terminated: signal: killed"
+        r"|exited on signal 9 \(Killed|exits with return code = -9\b|died with <Signals\.SIGKILL",
+        "PyTorch, text-generation-inference, Ray, Ollama, Open MPI, DeepSpeed, Python",
     ),
     source="reason OOMKilled, exit code 137",
 )
@@ -182,8 +183,8 @@ LIBRARY = _running(
     "Use an image whose CUDA has the major version in the library's name, or install that library in the image (for "
     "example `pip install nvidia-cublas-cu12 nvidia-cudnn-cu12`) and add its folder to LD_LIBRARY_PATH.",
     failing(
-        r"(?<!dlerror: )\blib(?:cudart|cu(?:blas|sparse)(?:Lt)?|cudnn\w{0,24}|cufft|curand|cusolver|nvrtc|nccl)"
-        r"\.so[.\d]{0,12}(?:: cannot open shared object| is not found or cannot be loaded)"
+        r"(?<!dlerror: )\blib(?:cudart|cu(?:blas|sparse)(?:Lt)?|cudnn\w{0,24}|cufft|curand|cusolver|cupti|nccl"
+        r"|nvrtc|nvinfer|nvJitLink)\.so[.\d]{0,12}(?:: cannot open shared object| is not found or cannot be loaded)"
         r"|Unable to load any of \{libcu",
         "the dynamic loader, cuDNN, CTranslate2",
     ),
@@ -207,7 +208,8 @@ NCCL = _running(
     failing(
         rf"NCCL WARN (?!{_HARMLESS})|NCCL (?:error|failure)|Dist(?:Backend|Network|Store)Error|output empty list"
         rf"|NET/OFI (?!{_OF_A_PROTOCOL})[^\n]{{0,60}}(?:fail|couldn't|unable)"
-        r"|Watchdog caught collective operation timeout|Connection closed by peer[^\n]{0,80}(?:gloo|rank)"
+        r"|Watchdog caught collective operation timeout|detected by watchdog at work"
+        r"|Connection closed by peer[^\n]{0,80}(?:gloo|rank)"
         r"|gloo[^\n]{0,80}Connection (?:closed|reset) by peer|\[c10d\] The \w{6} socket has (?:timed out|failed)"
         r"|\bsocket(?:StartConnect|PollConnect|Progress(?:Opt)?): |Rendezvous(?:Connection|Timeout)Error"
         r"|\b(?-i:nccl[A-Z])\w{2,30} failed|nvshmem setup connections failed"
