@@ -240,6 +240,7 @@ PROBE = _running(
     "loads. Neither the GPU nor a lack of memory is the reason.",
     "Add a startupProbe whose failureThreshold x periodSeconds is longer than the program loads, or delay the liveness "
     "probe.",
+    failing(r"Container \S{1,63} failed (?:startup|liveness) probe, will be restarted", "the kubelet, in copied texts"),
 )
 SIGNAL = _running(
     "ContainerKilledBySignal",

@@ -641,6 +641,7 @@ def test_fix_of_the_error_in_a_bare_log_is_shown(tmp_path: Path) -> None:
         ("RuntimeError: Library libcublas.so.12 is not found or cannot be loaded", "CudaLibraryMissing"),
         ("[carb.graphics-vulkan.plugin] VkResult: ERROR_INCOMPATIBLE_DRIVER", "DriverCapabilityMissing"),
         ("RuntimeError: CUDA error: unrecognized error code", "ProgramFaultOnGpu"),
+        ("My vLLM pod: Container tgi failed liveness probe, will be restarted", "LivenessProbeKills"),
         ("kserve ERROR Failed to start model server: integer division or modulo by zero", "GpuNotInjected"),
     ],
 )
