@@ -28,7 +28,7 @@ READS = (
     r"(kubectl )?gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
     r"systemctl status\b.*",
     r"journalctl -u \S+( -n 100)? --no-pager",
-    r"(containerd config dump|crictl ps -a|crio config|dockerd --validate .*|talosctl (logs|service) \w+)",
+    r"(containerd config (dump|migrate)|crictl ps -a|crio config|dockerd --validate .*|talosctl (logs|service) \w+)",
     r"ls -lZ /dev/nvidia\*",
     r"docker buildx imagetools inspect \*",
     r"nvidia-smi (-L|-q|nvlink (-s|--status)|topo (-m|-p2p))\b.*",

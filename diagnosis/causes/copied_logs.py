@@ -43,7 +43,8 @@ _ROWS = {place: texts_in(place, (cause for cause in _CAUSES if cause not in _GEN
 _ROWS[TextSource.LOG] += (crashing.ANY_ERROR,)
 _ABOUT_GPUS = re.compile(
     r"nvidia|gpu|cu(?:da|blas|dnn)|nccl|nixl|nvml|NVRM|imex|torch|vllm|sglang|KV cache|c10d|gloo|triton|tensorflow|jax"
-    r"|kserve|vulkan|NET/OFI|system not yet initialized|No devices were found",
+    r"|kserve|vulkan|NET/OFI|system not yet initialized|No devices were found|containerd config version"
+    r"|root config version",
     re.IGNORECASE,
 )
 _ABOUT_EFA = re.compile(r"NET/OFI|libfabric|\befa", re.IGNORECASE)

@@ -52,6 +52,7 @@ from diagnosis.model import (
     Search,
     Signature,
     TextSource,
+    failing,
     origins,
     starting,
 )
@@ -98,8 +99,16 @@ CLASS_MISSING = _admitted(
     Signature(r'runtimeclass\S{0,20} \\?"([^"\\]{1,253})\\?" not found', "kubelet", frozenset((TextSource.EVENT,))),
     source='`RuntimeClass "…" not found`, an event FailedCreate of the pods\' controller',
 )
+_REFUSED_VERSION = failing(
+    r"drop-in config version \d{1,3} higher than root config version"
+    r"|expected containerd config version equal to or less",
+    "containerd",
+)
 UNLOADABLE = tuple(
-    Cause(one.name, CauseSeverity.HIGH, Link.RUNTIME, one.meaning, one.action, one.source)
+    Cause(
+        *(one.name, CauseSeverity.HIGH, Link.RUNTIME, one.meaning, one.action, one.source),
+        texts=(_REFUSED_VERSION,) if one is container_runtime.MALFORMED else (),
+    )
     for one in (container_runtime.MALFORMED, container_runtime.CRI_DISABLED, default_runtime.UNDEFINED)
 )
 """Reasons of the agent's findings: with these files the container runtime does not serve the kubelet."""

@@ -190,3 +190,20 @@ def test_line_of_a_scheduler_names_its_cause_as_likely(line: str, cause: str, tm
 def test_line_of_a_scheduler_about_other_resources_is_refused(tmp_path: Path) -> None:
     code, _, _ = diagnosed(tmp_path, "0/3 nodes are available: 3 Insufficient cpu.\n")
     assert code == 2
+
+
+REFUSED = "Nov 27 10:00:01 n1 containerd[811]: containerd: drop-in config version 4 higher than root config version 2\n"
+
+
+def test_line_of_a_containerd_that_refuses_its_drop_in_has_the_fix(tmp_path: Path) -> None:
+    code, document, _ = diagnosed(tmp_path, REFUSED)
+
+    assert (code, causes(document)) == (1, [("RuntimeConfigMalformed", "log/paste-0.txt")])
+    assert any("RUNTIME_CONFIG_SOURCE=file" in text for text in document["causes"][0]["remedy"])
+
+
+def test_line_of_a_containerd_that_loads_its_drop_in_is_no_fault(tmp_path: Path) -> None:
+    code, _, stderr = diagnosed(tmp_path, REFUSED.replace("higher than", "loaded beside"))
+
+    assert code == 2
+    assert "nothing recognised" in stderr

@@ -133,7 +133,11 @@ def test_pod_without_a_gpu_is_ignored() -> None:
     [
         ("FailedCreatePodSandBox", f"{OCI}fork/exec /usr/bin/nvidia-container-runtime: no such file", "Toolkit"),
         ("Failed", f"Error: {OCI}unresolvable CDI devices management.nvidia.com/gpu=0: unknown", "CdiDevice"),
-        ("Failed", f"Error: {OCI}nvidia-container-cli: device error: no-gpu-has-128MiB-to-run: unknown device", "Toolkit"),
+        (
+            "Failed",
+            f"Error: {OCI}nvidia-container-cli: device error: no-gpu-has-128MiB-to-run: unknown device",
+            "Toolkit",
+        ),
         ("Failed", f"Error: {OCI}createContainer hook #5: {OLD_HOOK}", "Toolkit"),
         ("Failed", f'Error: {OCI}exec: "nvidia-smi": executable file not found', ""),
         ("Failed", f"Error: {OCI}exec: /opt/nvidia/nvidia_entrypoint.sh: no such file", ""),
