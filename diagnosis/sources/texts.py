@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -22,6 +23,8 @@ _LONGEST = 64 << 20
 _LONGEST_NAME = 120
 _COUNTED = ("pods", "nodes", "events", "other objects", "kernel lines", "log lines")
 _MOST_LOG_LINES, _LONGEST_LINE, _MOST_CHARACTERS = 5000, 4096, 256 * 1024
+_NODE_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}", re.IGNORECASE | re.ASCII)
+"""Name that a command may contain: no option, and no control character."""
 
 
 class Texts:
@@ -50,7 +53,7 @@ class Texts:
             text.incomplete.append("it has no object of a cluster")
         if kernel.findings:
             node = kernel.host or _only_node(text.objects)
-            self._findings[f"node/{node or UNKNOWN_NODE}"] = kernel.findings
+            self._findings[f"node/{node if _NODE_NAME.fullmatch(node) else UNKNOWN_NODE}"] = kernel.findings
             self.counts["kernel lines"] += kernel.lines
         if is_known:
             self._other[_subject(name)] = rest

@@ -647,3 +647,12 @@ def test_fix_of_the_error_in_a_bare_log_is_shown(tmp_path: Path) -> None:
 )
 def test_specific_message_needs_no_other_word_about_gpus(line: str, cause: str, tmp_path: Path) -> None:
     assert [name for name, _ in causes(diagnosed(tmp_path, f"{line}\n")[1])] == [cause]
+
+
+@pytest.mark.parametrize("name", ["\x01x", "--all", "x`y", "two words"])
+def test_node_of_a_kernel_line_is_a_name_or_unknown(name: str, tmp_path: Path) -> None:
+    found = causes(diagnosed(tmp_path, f"{described(node=name)}```\n{XID}")[1])
+    named = causes(diagnosed(tmp_path, f"{described(node='gpu-1/10.0.0.7')}```\n{XID}")[1])
+
+    assert ("KernelLogReportsFault", "node/NODE") in found
+    assert ("KernelLogReportsFault", "node/gpu-1") in named
