@@ -103,6 +103,7 @@ NOT_RUN = {
     r"helm uninstall \*": "the test has no release; test_device_plugins has the command",
     r"microk8s enable nvidia": "installs an add-on from the network",
     r"apiclient set": "of Bottlerocket",
+    r"talosctl service kubelet restart": "of Talos",
     r"gcloud container node-pools update .*": "creates the nodes of a pool anew: a person decides",
     r"kubectl apply -f \S+/daemonset-preloaded.yaml": "a manifest of Google's, from the network",
     r"aws \S+ .*": "asks a cloud to reboot or replace a machine",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 
-from diagnosis.facts.commands import command
+from diagnosis.facts.commands import command, in_namespace
 from diagnosis.facts.components import version_of
 from diagnosis.facts.node_services import distribution_of, runtime_kind
+from diagnosis.facts.safe_steps import BARE, create_again
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -25,7 +25,8 @@ _MODE, _RUNTIME = "CRIO_CONFIG_MODE", "RUNTIME"
 _DEPLOY = "nvidia.com/gpu.deploy.container-toolkit"
 _TEMPLATED = ("deployment", "statefulset", "daemonset")
 _REMOVE = json.dumps([{"op": "remove", "path": "/spec/template/spec/runtimeClassName"}])
-_POD = json.dumps({"spec": {"nodeName": None, "runtimeClassName": None, "overhead": None}})
+_POD = {"spec": {"nodeName": None, "runtimeClassName": None, "overhead": None}}
+"""Patch of a saved pod: it then has neither a node nor a class."""
 _MOST_NAMED = 4
 
 
@@ -87,23 +88,16 @@ def without_class(snapshot: Snapshot, pods: Sequence[Pod]) -> Iterator[str]:
     """Yield the steps that take runtimeClassName out of the objects that people wrote for these pods."""
     written = list(dict.fromkeys(snapshot.line(pod.meta)[-1] for pod in pods))
     yield f"Take the line runtimeClassName out of {named(written, _MOST_NAMED) or 'the pods'}"
-    for kind, namespace, name in (subject.split("/") for subject in written[:_MOST_NAMED]):
+    for subject in written[:_MOST_NAMED]:
+        kind, _, path = subject.partition("/")
+        namespace, _, name = path.rpartition("/")
         if kind in _TEMPLATED:
-            patch = command("kubectl", "-n", namespace, "patch", kind, name, "--type=json", "-p", _REMOVE)
+            patch = command("kubectl", *in_namespace(namespace), "patch", kind, name, "--type=json", "-p", _REMOVE)
             yield f"This also replaces its pods: {patch}"
         elif kind == "pod":
-            yield from _pod_again(namespace, name)
+            yield from create_again(namespace, kind, [name], BARE, _POD)
         elif kind == "job":
             yield f"A Job's template can't be changed: delete {name} and create it from its manifest without the line"
-
-
-def _pod_again(namespace: str, name: str) -> Iterator[str]:
-    """Yield the steps that create a pod without a controller again, without the line."""
-    file, delete = shlex.quote(f"{name}.yaml"), shlex.join(("kubectl", "-n", namespace, "delete", "pod", name))
-    save = shlex.join(("kubectl", "-n", namespace, "get", "pod", name, "-o", "yaml"))
-    patch = shlex.join(("kubectl", "patch", "--local", "--type=merge", "-o", "json", "-p", _POD))
-    yield f"Save the manifest of the pod, which no controller creates again: `{save} > {file}`"
-    yield f"Then create it without the line: `{delete} && {patch} -f {file} | kubectl create -f -`"
 
 
 def hook_steps(

@@ -9,8 +9,9 @@ from decimal import Decimal
 
 from msgspec import Struct
 
+from diagnosis.facts.commands import command
 from diagnosis.facts.gpu_nodes import devices_in
-from diagnosis.facts.node_services import distribution_of, kubelet_unit
+from diagnosis.facts.node_services import distribution_of, kubelet_unit, restart_of
 from diagnosis.facts.placement import ZERO, asked_by, has, offers
 from diagnosis.facts.quantity import count_of
 from diagnosis.facts.symptoms import ended_of, scheduled_at
@@ -98,11 +99,12 @@ def is_stale(snapshot: Snapshot, counts: list[FreeCount]) -> bool:
 
 def restart_kubelet(node: Node) -> str:
     """Return how to restart the kubelet on the node, and where its list of devices in use lies."""
-    distribution, unit = distribution_of(node), kubelet_unit(node)
-    restart = f"snap restart {unit.removeprefix('snap.')}" if unit.startswith("snap.") else f"systemctl restart {unit}"
-    restart = "talosctl -n ADDRESS service kubelet restart" if distribution == TALOS else restart
+    distribution = distribution_of(node)
+    restart = f"`{restart_of(kubelet_unit(node))}`"
+    if distribution == TALOS:
+        restart = command("talosctl", "-n", node.name, "service", "kubelet", "restart")
     folder = _FOLDERS.get(distribution, "/var/lib/kubelet")
-    return f"`{restart}` (its list is {folder}/device-plugins/kubelet_internal_checkpoint)"
+    return f"{restart} (its list is {folder}/device-plugins/kubelet_internal_checkpoint)"
 
 
 def _count(snapshot: Snapshot, node: Node, pod: Pod) -> Iterator[FreeCount]:

@@ -125,17 +125,21 @@ def runtime_steps(node: Node) -> Iterator[str]:
         "config-v3.toml.tmpl); move away one that NVIDIA's toolkit wrote there"
     )
     yield f"Check its configuration, above all what was changed last: {template if data else _CONFIGURATIONS[kind]}"
-    restart = f"snap restart {units[0].removeprefix('snap.')}" if units[0].startswith("snap.") else _restart(units)
+    restart = restart_of(*units)
     yield f"Correct the file that is at fault; then `{restart}`: the kubelet recovers on its own, without a restart"
 
 
 def _slow_runtime(node: Node) -> Iterator[str]:
     units, kind = _runtime_units(node), runtime_kind(node)
+    if distribution_of(node) in (TALOS, BOTTLEROCKET):
+        yield f"Read on {node.name} what keeps {kind} from answering in time: {_journal(node, units)}"
+        yield f"If it does not recover, reboot the node: {command('kubectl', 'cordon', node.name)}, drain, reboot"
+        return
     yield f"Find on {node.name} what keeps {kind} from answering in time: `crictl ps -a`, {_journal(node, units)}"
     yield "Find processes that hang in the kernel, such as a program on a lost GPU: `ps -eo state,pid,args | grep '^D'`"
     kubelet = kubelet_unit(node)
-    also = f"; if that is not enough, the kubelet: `{_restart((kubelet,))}`" if kubelet not in units else ""
-    yield f"If there is none, restart {kind}: `{_restart(units)}`{also}"
+    also = f"; if that is not enough, the kubelet: `{restart_of(kubelet)}`" if kubelet not in units else ""
+    yield f"If there is none, restart {kind}: `{restart_of(*units)}`{also}"
     yield f"If there is one, only a reboot ends it: {command('kubectl', 'cordon', node.name)}, drain, reboot"
 
 
@@ -147,7 +151,10 @@ def _runtime_units(node: Node) -> tuple[str, ...]:
     return (unit_of_role(node, distribution) or _RUNTIMES.get(distribution, "containerd"),)
 
 
-def _restart(units: tuple[str, ...]) -> str:
+def restart_of(*units: str) -> str:
+    """Return the command that restarts services, of systemd or of snapd."""
+    if units[0].startswith("snap."):
+        return f"snap restart {units[0].removeprefix('snap.')}"
     return f"systemctl restart {' '.join(units)}"
 
 

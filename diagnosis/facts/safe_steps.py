@@ -16,6 +16,7 @@ from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.pods import Pod, condition_in
 
 _MOST_NAMES, _MOST_OBJECTS = 20, 4
+BARE = "which no controller creates again"
 _FAILED = ("Failed", "FailureTarget")
 """Conditions of a Job, JobSet or Kubeflow job that creates no more pods."""
 _UNBOUND = {"spec": {"nodeName": None}}
@@ -90,10 +91,10 @@ def make_again(snapshot: Snapshot, pods: Sequence[Pod], *, changed: bool = False
         if owned:
             yield _delete(snapshot, namespace, node, owned)
         if bare:
-            yield from _create_again(namespace, "pod", bare, "which no controller creates again", _UNBOUND, changed)
+            yield from create_again(namespace, "pod", bare, BARE, _UNBOUND, changed)
     for job in list({each.subject: each for each in failed.values()}.values())[:_MOST_OBJECTS]:
         kind, why = job.kind.lower(), "which has failed, and creates no more pods"
-        yield from _create_again(job.namespace, kind, [job.name], why, _JOB if kind == "job" else None, changed)
+        yield from create_again(job.namespace, kind, [job.name], why, _JOB if kind == "job" else None, changed)
 
 
 def _failed_job(snapshot: Snapshot, pod: Pod) -> Meta | None:
@@ -116,14 +117,17 @@ def _delete(snapshot: Snapshot, namespace: str, node: str, pods: Sequence[Pod]) 
 
 
 def _selector(snapshot: Snapshot, namespace: str, node: str, pods: Sequence[Pod]) -> tuple[str, ...]:
-    """Return options that select exactly these Failed pods among the visible ones; () if there are none."""
+    """Return options that select exactly these Failed pods among the visible ones; () if there are none.
+
+    Without a label, they would also take a pod of others that fails until the command runs.
+    """
     listed = {pod.subject for pod in pods}
     there = [pod for pod in snapshot.pods_on.get(node, ()) if pod.meta.namespace == namespace and _is_failed(pod)]
     fields = f"--field-selector=spec.nodeName={node},status.phase=Failed"
     common = sorted(set.intersection(*(set(pod.meta.labels.items()) for pod in pods)))
-    for options in (*((label,) for label in common), ()) if node and snapshot.sees("Pod") else ():
-        if {pod.subject for pod in there if set(options) <= set(pod.meta.labels.items())} == listed:
-            return fields, *(f"--selector={key}={value}" for key, value in options)
+    for key, value in common if node and snapshot.sees("Pod") else ():
+        if {pod.subject for pod in there if pod.meta.labels.get(key) == value} == listed:
+            return fields, f"--selector={key}={value}"
     return ()
 
 
@@ -135,8 +139,8 @@ def _is_failed(pod: Pod) -> bool:
     return pod.phase == "Failed"
 
 
-def _create_again(
-    namespace: str, kind: str, names: Sequence[str], why: str, patch: object, changed: bool
+def create_again(
+    namespace: str, kind: str, names: Sequence[str], why: str, patch: object, changed: bool = False
 ) -> Iterator[str]:
     """Yield the steps that save the manifests of objects, delete the objects, and create them anew."""
     some = [*names[:_MOST_NAMES]]

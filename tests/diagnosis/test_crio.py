@@ -8,11 +8,25 @@ from typing import Any
 
 import pytest
 
+from diagnosis.causes.diagnose import diagnose
 from diagnosis.facts.crio_advice import without_class
 from diagnosis.model import Certainty
 from diagnosis.snapshot import Builder
 from sim.control_plane import ControlPlane
-from tests.diagnosis.states import NOW, Object, container, event, judged, node, obj, pod, results, terminated, waiting
+from tests.diagnosis.states import (
+    NOW,
+    Object,
+    container,
+    event,
+    judged,
+    node,
+    obj,
+    pod,
+    results,
+    snapshot,
+    terminated,
+    waiting,
+)
 from tests.diagnosis.test_safe_steps import run
 
 NVIDIA = obj("RuntimeClass", "nvidia", handler="nvidia")
@@ -194,6 +208,17 @@ def test_workload_gets_a_patch_and_a_job_is_created_again() -> None:
     assert "A Job's template can't be changed: delete train" in " ".join(
         judged(node("a", **OPENSHIFT), *once, job).problems[0].found.steps
     )
+
+
+def test_saved_pod_without_a_namespace_has_the_steps_too() -> None:
+    _, waits, failed = objects = held()
+    del waits["metadata"]["namespace"]
+    failed["involvedObject"].pop("namespace", None)
+
+    (problem,) = diagnose(snapshot(node("a", **CRIO), *objects, toolkit(RUNTIME="crio"))).problems
+
+    assert f"{TAKE_OUT}pod/tool" in problem.found.steps
+    assert any("`kubectl get pod tool -o yaml > tool.yaml`" in step for step in problem.found.steps)
 
 
 def _owner(kind: str, name: str) -> Object:

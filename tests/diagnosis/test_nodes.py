@@ -150,6 +150,10 @@ UNREADY: list[tuple[str, Object, str, str]] = [
     ),
     ("PLEG", unready("PLEG is not healthy: pleg was last seen active 5m ago"), "crictl ps -a", "kubectl cordon a"),
     (
+        *("PLEG of Talos", unready("PLEG is not healthy: pleg was last seen", system="Talos (v1.11.0)")),
+        *("talosctl -n a logs cri", "reboot the node"),
+    ),
+    (
         *("the kubelet", unready("Kubelet stopped posting node status.", "NodeStatusUnknown")),
         *("kubectl describe node a", "`systemctl status kubelet`"),
     ),
