@@ -13,7 +13,7 @@ from diagnosis.facts.commands import command, kubectl, logs, pods_on
 from diagnosis.facts.components import DOMAIN_LABEL, Role, is_ready
 from diagnosis.facts.dra_drivers import DRIVER_CALL, daemons_on, domain_of, no_driver, plugin_on
 from diagnosis.facts.efa import NETWORK_DRIVERS, claim_of
-from diagnosis.facts.safe_steps import make_again
+from diagnosis.facts.safe_steps import recreate
 from diagnosis.model import Certainty, FoundCause, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.pods import Pod
@@ -136,7 +136,7 @@ def _steps(snapshot: Snapshot, pod: Pod, text: str) -> Iterator[str]:
     plugin, node = plugin_on(snapshot, pod.spec.node, role), pod.spec.node
     if anew := next((step for words, step in _ANEW if words.search(text)), ""):
         yield anew
-        yield from make_again(snapshot, [pod])
+        yield from recreate(snapshot, [pod])
     elif unregistered := _UNREGISTERED.search(text):
         yield _register(snapshot, node, role, unregistered[1])
     elif known := next((step for words, step in _KNOWN.items() if words in text), ""):
@@ -166,7 +166,7 @@ def _register(snapshot: Snapshot, name: str, role: Role, driver: str) -> str:
             "it to 1.34.2 or newer. Until then, restart it on the node: `systemctl restart kubelet`"
         )
     return (
-        f"{plugin.subject} runs there, and the kubelet does not know {driver}: make that pod again, so that it "
+        f"{plugin.subject} runs there, and the kubelet does not know {driver}: recreate that pod, so that it "
         f"registers: {kubectl('delete', plugin.meta)}. If that does not help, check that the driver's chart has "
         "the directory of the kubelet: /var/lib/kubelet by default."
     )

@@ -58,7 +58,7 @@ PEER_LOST = _domain(
     "ComputeDomainPeerLost",
     "The status of a ComputeDomain lacks a running IMEX daemon, or has an outdated address or a lost node: the other "
     "daemons do not reach it.",
-    "Make the daemon's pod on that node again, so that it registers; then restart the job's pods.",
+    "Recreate the daemon's pod on that node, so that it registers; then restart the job's pods.",
     urgent=1,
     source=f"{_SOURCE}/issues/1050",
 )
@@ -66,7 +66,7 @@ INDEX = _domain(
     "ComputeDomainIndexConflict",
     "Two IMEX daemons of a clique have the same index, or a daemon runs with another index than the ComputeDomain's "
     "status has: imports of GPU memory fail with `invalid resource handle`.",
-    "Make the daemons' pods with the wrong index again, then restart the job's pods.",
+    "Recreate the daemons' pods with the wrong index, then restart the job's pods.",
     urgent=1,
     source=f"{_SOURCE}/issues/1418",
 )
@@ -108,7 +108,7 @@ def find_held(snapshot: Snapshot) -> Iterator[FoundCause]:
                 f"On {pod.spec.node}, stop the host's service: `systemctl disable --now nvidia-imex`, then `systemctl "
                 "mask nvidia-imex`. If programs outside of Kubernetes need it, use the driver's host-managed mode."
             )
-            again = f"Then make the daemon's pod again: {kubectl('delete', pod.meta)}"
+            again = f"Then recreate the daemon's pod: {kubectl('delete', pod.meta)}"
             steps = (stop, again, "Keep it off in the nodes' image, too: the driver's package enables it.")
             yield FoundCause(IMEX_HELD, f"node/{pod.spec.node}", (f"{pod.subject}: {known}",), steps, (pod.subject,))
 
@@ -218,7 +218,7 @@ def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason 
     return Reason(
         f"{none}: it lacks the label {DOMAIN_LABEL}={uid}, which {plugin.subject} sets",
         f"Read why the driver does not label {node.name}: {logs(plugin.meta, '--all-containers', '--tail=100')}; then "
-        f"make its pod again: {kubectl('delete', plugin.meta)}",
+        f"recreate its pod: {kubectl('delete', plugin.meta)}",
     )
 
 
@@ -275,7 +275,7 @@ def _misnumbered(snapshot: Snapshot, view: DomainView) -> Iterator[Reason]:
 
 
 def _again(daemon: Pod) -> str:
-    return f"Make the daemon's pod on {daemon.spec.node} again, so that it registers: {kubectl('delete', daemon.meta)}"
+    return f"Recreate the daemon's pod on {daemon.spec.node}, so that it registers: {kubectl('delete', daemon.meta)}"
 
 
 def _of_controller(snapshot: Snapshot) -> str:
@@ -285,7 +285,7 @@ def _of_controller(snapshot: Snapshot) -> str:
     read = "Read the log of the DRA driver's controller"
     if pod is None:
         return f"{read}, the pod of the Deployment whose name ends with `controller`."
-    return f"{read}: {logs(pod.meta, '--tail=100')}; then make its pod again: {kubectl('delete', pod.meta)}"
+    return f"{read}: {logs(pod.meta, '--tail=100')}; then recreate its pod: {kubectl('delete', pod.meta)}"
 
 
 def _concerns(snapshot: Snapshot) -> bool:

@@ -30,7 +30,7 @@ from diagnosis.facts.kubelet_devices import names_lost_gpu, partly_offered
 from diagnosis.facts.operator_values import release_of
 from diagnosis.facts.placement import expression_takes
 from diagnosis.facts.quantity import count_of, counted, digits
-from diagnosis.facts.safe_steps import make_again, plugin_pods, repair_gpu, restart_plugin
+from diagnosis.facts.safe_steps import plugin_pods, recreate, repair_gpu, restart_plugin
 from diagnosis.facts.symptoms import replaced, shortened
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, found_on, origins
 from diagnosis.snapshot import Snapshot
@@ -332,7 +332,7 @@ def _partly(snapshot: Snapshot, node: Node) -> Iterator[FoundCause]:
         lost = counted(there - offered, "GPU") if name == GPU else f"{there - offered} {name}"
         if _all_respond(node, there):
             remedy = [*restart_plugin(snapshot, node.name, "All GPUs respond by now, so")][-1:]
-            remedy += make_again(snapshot, rejected)
+            remedy += recreate(snapshot, rejected)
         elif rejected:
             pods = counted(len(rejected), "pod")
             evidence.append(f"{pods} rejected there: the plugin fails on a lost GPU whichever GPU a pod gets")

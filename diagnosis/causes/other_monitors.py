@@ -176,7 +176,8 @@ def _unchecked(snapshot: Snapshot, node: Node, condition: Condition) -> FoundCau
 
 def _restart(monitor: _Monitor, condition: Condition, node: Node, pods: Sequence[Pod]) -> Iterator[str]:
     """Yield the steps that let the monitor check again: its host engine first, then the monitor itself."""
-    own = next((pod for pod in pods if pod.meta.name.startswith(monitor.pods)), None)
+    owned = (pod for pod in pods if pod.meta.owner is not None and pod.meta.owner.kind == "DaemonSet")
+    own = next((pod for pod in owned if pod.meta.name.startswith(monitor.pods)), None)
     if "dcgm" in f"{condition.reason} {condition.message}".lower():
         engines = [pod for pod in pods if _is_engine(pod)]
         yield from (f"Check DCGM's host engine on the node: {logs(pod.meta, '--tail=50')}" for pod in engines[:2])

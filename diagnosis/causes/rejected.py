@@ -37,7 +37,7 @@ from diagnosis.facts.kubelet_devices import (
     restart_kubelet,
 )
 from diagnosis.facts.placement import has, offers, selects
-from diagnosis.facts.safe_steps import keep_off, let_in, make_again, plugin_pods, repair_gpu, restart_plugin
+from diagnosis.facts.safe_steps import keep_off, let_in, plugin_pods, recreate, repair_gpu, restart_plugin
 from diagnosis.facts.symptoms import (
     Recognised,
     RecognisedPod,
@@ -77,7 +77,7 @@ TOO_FEW = _accepted_on_node(
     "GpusUnavailableAtAdmission",
     "The kubelet had fewer free and healthy devices than the scheduler had counted, and rejected the pod.",
     "Check which devices are unhealthy, or owned by a pod that the scheduler does not count. If all are "
-    "healthy and the node's pods request fewer than the kubelet counts, restart the kubelet; make the pods again.",
+    "healthy and the node's pods request fewer than the kubelet counts, restart the kubelet; recreate the pods.",
     rejecting(r"requested number of devices unavailable for", _DEVICE_MANAGER),
     source=f"{_DEVICE_MANAGER}: `requested number of devices unavailable`",
     follows=NO_DEVICES,
@@ -85,7 +85,7 @@ TOO_FEW = _accepted_on_node(
 NO_HEALTHY = _accepted_on_node(
     "NoHealthyGpuAtAdmission",
     "None of the node's devices is healthy: their plugin has not registered again, or reports all as unhealthy.",
-    "Restore the device plugin on the node, or fix the GPUs that it reports; then make the Failed pods again.",
+    "Restore the device plugin on the node, or fix the GPUs that it reports; then recreate the Failed pods.",
     rejecting(r"no healthy devices present", _DEVICE_MANAGER),
     source=f"{_DEVICE_MANAGER}: `no healthy devices present`",
     follows=NO_DEVICES,
@@ -93,7 +93,7 @@ NO_HEALTHY = _accepted_on_node(
 NO_LONGER_HEALTHY = _accepted_on_node(
     "AllocatedGpuUnhealthy",
     "A device that the kubelet had already given to the pod is no longer healthy, so it may not start there again.",
-    "Make the Failed pod again, so that it gets other devices; the plugin's log says why this one is unhealthy.",
+    "Recreate the Failed pod, so that it gets other devices; the plugin's log says why this one is unhealthy.",
     rejecting(r"previously allocated devices are no longer healthy", _DEVICE_MANAGER),
     source=f"{_DEVICE_MANAGER}: `previously allocated devices are no longer healthy`",
     follows=NO_DEVICES,
@@ -101,7 +101,7 @@ NO_LONGER_HEALTHY = _accepted_on_node(
 UNREGISTERED = _accepted_on_node(
     "DeviceResourceUnregistered",
     "No device plugin has registered the resource since the kubelet's last start.",
-    "Restore the device plugin on the node, then make the Failed pods again.",
+    "Restore the device plugin on the node, then recreate the Failed pods.",
     rejecting(r"cannot allocate unregistered device", _DEVICE_MANAGER),
     source=f"{_DEVICE_MANAGER}: `cannot allocate unregistered device`",
     follows=NO_DEVICES,
@@ -120,7 +120,7 @@ SHARED_OVER_REQUEST = _accepted(
 UNKNOWN_DEVICE = _accepted_on_node(
     "DeviceUnknownToPlugin",
     "The kubelet requested a device that the plugin no longer has: the GPU is gone, or the MIG geometry changed.",
-    "Restart the device plugin on the node, so that it reports its devices; then make the Failed pods again.",
+    "Restart the device plugin on the node, so that it reports its devices; then recreate the Failed pods.",
     rejecting(r"unknown device", "k8s-device-plugin, Allocate"),
     source="NVIDIA's device plugin, Allocate: `unknown device`",
     follows=NO_DEVICES,
@@ -128,7 +128,7 @@ UNKNOWN_DEVICE = _accepted_on_node(
 GPU_LOST = _accepted_on_node(
     "GpuLostAtAllocation",
     "The device plugin could not reach a GPU when it was to allocate it.",
-    "Keep new pods off the node, which rejects all of them; then reset or reboot it, and make the Failed pods again.",
+    "Keep new pods off the node, which rejects all of them; then reset or reboot it, and recreate the Failed pods.",
     rejecting(r"GPU is lost|GPU_IS_LOST|fallen off the bus", "kubernetes issue 97131"),
     source="NVML's `GPU is lost`, passed on by the device plugin",
     follows=NO_DEVICES,
@@ -173,21 +173,21 @@ EVICTED = _accepted_on_node(
 OTHERWISE = _accepted(
     "GpuPodRejected",
     "The kubelet rejected the pod for another reason.",
-    "Follow its message, then make the Failed pod again.",
+    "Follow its message, then recreate the Failed pod.",
 )
 
 _hami = Family(Link.ACCEPTED)
 NUMBER = _hami(
     "HamiDeviceNumberMismatch",
     "The kubelet requests another number of cards from HAMi's device plugin than the scheduler noted on the pod.",
-    "Set nvidia.com/gpu as a limit only, and as a whole number; then make the pod again, so that it is scheduled anew.",
+    "Set nvidia.com/gpu as a limit only, and as a whole number; then recreate the pod, so that it is scheduled anew.",
     rejecting(r"device number not matched", PLUGIN_FILES),
     source=f"{PLUGIN_FILES}: `device number not matched`",
 )
 CARD_GONE = _hami(
     "HamiAllocatedCardGone",
     "HAMi's device plugin no longer finds the card that HAMi's scheduler chose.",
-    "Check the node's cards, restart the device plugin pod there, then make the Failed pod again.",
+    "Check the node's cards, restart the device plugin pod there, then recreate the Failed pod.",
     rejecting(r"resolve allocated NVIDIA devices", PLUGIN_FILES),
     source=f"{PLUGIN_FILES}: `resolve allocated NVIDIA devices`",
     of_node=True,
@@ -218,7 +218,7 @@ _OF_TEMPLATE = (SHARED_OVER_REQUEST, WRONG_NODE, TOPOLOGY, NODE_NAMED, NUMBER)
 """Causes whose own remedy says all, and those of them that lie in the pod's specification."""
 _OF_COUNT = (TOO_FEW, OVERBOOKED)
 """Causes by a number of free devices, which the kubelet and the scheduler count differently."""
-_IN_UNHEALTHY = "Follow the steps of UnhealthyGpus of the node, which make these pods again too."
+_IN_UNHEALTHY = "Follow the steps of UnhealthyGpus of the node, which recreate these pods too."
 _FLAPS = timedelta(minutes=30)
 """Rejections for longer than this may go on, although all devices are offered at this moment."""
 
@@ -287,10 +287,10 @@ def _found(snapshot: Snapshot, subject: str, rejections: list[RecognisedPod]) ->
 
 
 def _remedy(snapshot: Snapshot, rejections: list[RecognisedPod], counts: list[FreeCount]) -> Iterator[str]:
-    """Yield the steps: what ends the rejections, unless they have ended, and then what makes the pods again."""
+    """Yield the steps: what ends the rejections, unless they have ended, and then what recreates the pods."""
     cause, pods = rejections[0].known.cause, [rejection.pod for rejection in rejections]
     node = snapshot.by_node.get(pods[0].spec.node)
-    again = list(make_again(snapshot, pods, changed=cause in _OF_TEMPLATE))
+    again = list(recreate(snapshot, pods, changed=cause in _OF_TEMPLATE))
     by_kubelet = any(count.contradicts for count in counts) and not _names_node(snapshot, pods[0])
     if not pods[0].message:
         yield f"Read why the kubelet rejected it, and end that first: {kubectl('describe', pods[0].meta)}"
@@ -302,7 +302,7 @@ def _remedy(snapshot: Snapshot, rejections: list[RecognisedPod], counts: list[Fr
             f"deleted pod, restart the kubelet there: {restart_kubelet(node)}."
         )
     elif node is not None and _is_over(snapshot, node, cause, pods) and (by_kubelet or cause not in _OF_COUNT):
-        yield f"{node.subject} offers all its GPUs and has no fault now: only the rejected pods have to be made again."
+        yield f"{node.subject} offers all its GPUs and has no fault now: only the rejected pods have to be recreated."
         if counts:
             again.append(f"If they are rejected again, restart the kubelet on the node: {restart_kubelet(node)}.")
     elif cause is GPU_LOST or any(map(names_lost_gpu, pods)):

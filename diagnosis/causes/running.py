@@ -26,7 +26,7 @@ from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims,
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.quantity import amount
 from diagnosis.facts.runtime_advice import fix_steps, handlers_of, toolkits
-from diagnosis.facts.safe_steps import make_again
+from diagnosis.facts.safe_steps import recreate
 from diagnosis.facts.symptoms import Recognised, of_log, recognised, texts_in
 from diagnosis.model import (
     Cause,
@@ -304,7 +304,7 @@ def started_before_driver(snapshot: Snapshot, pod: Pod, *roles: Role) -> Missing
 def _renew(snapshot: Snapshot, part: Pod, pods: Sequence[Pod]) -> Iterator[str]:
     older = "The pod is" if len(pods) == 1 else "The pods are"
     yield f"{older} older than {part.subject}. A restart of a container keeps what was injected before."
-    yield from make_again(snapshot, pods)
+    yield from recreate(snapshot, pods)
 
 
 def _sandbox_at(pod: Pod) -> datetime | None:

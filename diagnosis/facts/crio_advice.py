@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from diagnosis.facts.commands import command, in_namespace
 from diagnosis.facts.components import version_of
 from diagnosis.facts.node_services import distribution_of, runtime_kind
-from diagnosis.facts.safe_steps import BARE, create_again
+from diagnosis.facts.safe_steps import BARE, save_and_recreate
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node
 from diagnosis.snapshot.pods import Pod
@@ -95,7 +95,7 @@ def without_class(snapshot: Snapshot, pods: Sequence[Pod]) -> Iterator[str]:
             patch = command("kubectl", *in_namespace(namespace), "patch", kind, name, "--type=json", "-p", _REMOVE)
             yield f"This also replaces its pods: {patch}"
         elif kind == "pod":
-            yield from create_again(namespace, kind, [name], BARE, _POD)
+            yield from save_and_recreate(namespace, kind, [name], BARE, _POD)
         elif kind == "job":
             yield f"A Job's template can't be changed: delete {name} and create it from its manifest without the line"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from diagnosis.facts.commands import command
-from diagnosis.facts.safe_steps import make_again
+from diagnosis.facts.safe_steps import recreate
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
@@ -49,7 +49,7 @@ def _steps(snapshot: Snapshot, pods: Sequence[Pod], where: str, checkpoint: str)
     deletion, eviction = (_effect(snapshot, pods, removal) for removal in (Removal.DELETION, Removal.EVICTION))
     if deletion.fate is Fate.GONE:
         yield from [f"{checkpoint.removesuffix(' Then ')}"] if checkpoint else []
-        yield from make_again(snapshot, pods)
+        yield from recreate(snapshot, pods)
     elif owner is not None and owner.kind == "DaemonSet":
         yield f"Fix the node first: its DaemonSet {owner.name} creates {first.subject} there again."
     elif deletion.fate is Fate.CONTINUES:

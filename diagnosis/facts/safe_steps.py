@@ -1,4 +1,4 @@
-"""Steps that make pods again and keep new ones off a faulty node, and that change nothing beside. Pure."""
+"""Steps that recreate pods and keep new ones off a faulty node, and that change nothing beside. Pure."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def let_in(snapshot: Snapshot, node: str) -> Iterator[str]:
 def repair_gpu(snapshot: Snapshot, node: str, rejected: Sequence[Pod] = ()) -> Iterator[str]:
     """Yield the steps that end the loss of a GPU on a node, with our commands if our agent runs there.
 
-    A drain would delete ended pods of others with their logs. The rejected pods are made again before our reset, which
+    A drain would delete ended pods of others with their logs. The rejected pods are recreated before our reset, which
     drains the node.
     """
     yield from keep_off(snapshot, node)
-    yield from make_again(snapshot, rejected)
+    yield from recreate(snapshot, rejected)
     known = snapshot.by_node.get(node)
     if known is None or known.record is None:
         yield f"Let the pods that still work there end, or move them: {pods_on(node)}"
@@ -77,7 +77,7 @@ def plugin_pods(snapshot: Snapshot, node: str) -> list[Pod]:
     return [pod for each in components(snapshot) if each.role in roles and (pod := each.pod_on(node)) is not None]
 
 
-def make_again(snapshot: Snapshot, pods: Sequence[Pod], *, changed: bool = False) -> Iterator[str]:
+def recreate(snapshot: Snapshot, pods: Sequence[Pod], *, changed: bool = False) -> Iterator[str]:
     """Yield the steps after which workloads of pods that ended, or never started, have fresh ones.
 
     `changed`: whether a pod that is created as it was would fail again. `moving_pods` has the steps for pods that still
@@ -91,10 +91,10 @@ def make_again(snapshot: Snapshot, pods: Sequence[Pod], *, changed: bool = False
         if owned:
             yield _delete(snapshot, namespace, node, owned)
         if bare:
-            yield from create_again(namespace, "pod", bare, BARE, _UNBOUND, changed)
+            yield from save_and_recreate(namespace, "pod", bare, BARE, _UNBOUND, changed)
     for job in list({each.subject: each for each in failed.values()}.values())[:_MOST_OBJECTS]:
         kind, why = job.kind.lower(), "which has failed, and creates no more pods"
-        yield from create_again(job.namespace, kind, [job.name], why, _JOB if kind == "job" else None, changed)
+        yield from save_and_recreate(job.namespace, kind, [job.name], why, _JOB if kind == "job" else None, changed)
 
 
 def _failed_job(snapshot: Snapshot, pod: Pod) -> Meta | None:
@@ -139,7 +139,7 @@ def _is_failed(pod: Pod) -> bool:
     return pod.phase == "Failed"
 
 
-def create_again(
+def save_and_recreate(
     namespace: str, kind: str, names: Sequence[str], why: str, patch: object, changed: bool = False
 ) -> Iterator[str]:
     """Yield the steps that save the manifests of objects, delete the objects, and create them anew."""

@@ -124,7 +124,7 @@ def not_ready(*nodes: Object, wanted: int = 2) -> Object:
 
 
 READY_A, WAITS_B = entry("a", 0, "10.0.0.1"), entry("b", 1, "10.0.0.2", "NotReady")
-SOUND: dict[str, list[Object]] = {
+HEALTHY: dict[str, list[Object]] = {
     "works": state(),
     "waits for no number": state(domain(READY_A, entry("b", 1, "10.0.0.2"))),
     "is young": state(not_ready(READY_A), worker("b", runs=False, age=4), imex("b", "10.0.0.2", ready=False, age=4)),
@@ -165,9 +165,9 @@ SOUND: dict[str, list[Object]] = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", HEALTHY)
 def test_domain_that_works_or_is_about_to_has_no_cause(name: str) -> None:
-    found = [cause for cause, _ in results(judged(*SOUND[name]))]
+    found = [cause for cause, _ in results(judged(*HEALTHY[name]))]
 
     assert [cause for cause in found if cause.startswith(("ComputeDomain", "Imex"))] == []
 

@@ -115,6 +115,14 @@ def test_monitor_that_could_not_check_is_restarted_by_its_name_on_that_node() ->
     )
 
 
+def test_pod_with_the_name_of_a_monitor_and_no_daemonset_is_not_deleted() -> None:
+    named_alike = pod("eks-node-monitoring-agent-x7", 0, on="a")
+    steps = " ".join(judged(reporting(COULD_NOT[0]), named_alike).problems[0].found.steps)
+
+    assert "delete" not in steps
+    assert "find its pod (eks-node-monitoring-agent" in steps
+
+
 def test_pods_that_run_on_the_gpus_speak_against_a_fault() -> None:
     found = judged(reporting(COULD_NOT[0]), AGENT, pod("train-0", 8, on="a")).problems[0].found
 

@@ -37,7 +37,7 @@ E0407 12:00:00.1 main.go:188] error starting plugins: error getting parent memor
 NO_MPS = """\
 E0610 12:00:00.1 main.go:203] Failed to start plugin: error waiting for MPS daemon: error checking MPS daemon health
 """
-SICK = [
+FAULTY = [
     (NO_DRIVER, "GpusNotOffered", "run it with the nvidia runtime"),
     (OLD_PLUGIN, "GpusNotOffered", "run it with the nvidia runtime"),
     (NO_KUBELET, "GpusNotOffered", "/var/lib/k0s/kubelet on k0s"),
@@ -45,14 +45,14 @@ SICK = [
     (NO_RIGHTS, "GpusNotOffered", "NVIDIA_MIG_MONITOR_DEVICES=all"),
     (NO_MPS, "GpusNotOffered", "nvidia.com/mps.capable=true"),
 ]
-SOUND = {
+HEALTHY = {
     "it registered later": NO_MPS + REGISTERED,
     "it works": REGISTERED,
     "another server": "INFO: Starting to serve the model\nERROR: failed to open the cache\n",
 }
 
 
-@pytest.mark.parametrize(("log", "cause", "step"), SICK, ids=[row[2] for row in SICK])
+@pytest.mark.parametrize(("log", "cause", "step"), FAULTY, ids=[row[2] for row in FAULTY])
 def test_copied_log_of_a_device_plugin_has_the_fix_of_its_error(
     log: str, cause: str, step: str, tmp_path: Path
 ) -> None:
@@ -62,7 +62,7 @@ def test_copied_log_of_a_device_plugin_has_the_fix_of_its_error(
     assert any(step in text for text in document["causes"][0]["remedy"])
 
 
-@pytest.mark.parametrize("log", SOUND.values(), ids=SOUND)
+@pytest.mark.parametrize("log", HEALTHY.values(), ids=HEALTHY)
 def test_copied_log_of_a_sound_device_plugin_has_no_cause(log: str, tmp_path: Path) -> None:
     code, _, stderr = diagnosed(tmp_path, log)
 

@@ -382,7 +382,7 @@ def changes(before: dict[str, tuple[str, str]], after: dict[str, tuple[str, str]
 
 @pytest.fixture(scope="module")
 def plane(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """One of its own, without controllers, which would make pods again and end those of lost nodes."""
+    """One of its own, without controllers, which would recreate pods and end those of lost nodes."""
     del control_plane  # it builds the programs
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}

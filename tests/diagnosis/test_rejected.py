@@ -134,7 +134,7 @@ def test_node_that_is_healthy_again_needs_only_the_pod_again(words: str) -> None
     cause = "NoHealthyGpuAtAdmission" if words == NO_HEALTHY else "DeviceResourceUnregistered"
     first, save, create = steps_of(*PLUGIN_POD, refused("desk", words), cause=cause)
 
-    assert first == "node/a offers all its GPUs and has no fault now: only the rejected pods have to be made again."
+    assert first == "node/a offers all its GPUs and has no fault now: only the rejected pods have to be recreated."
     assert BARE in save
     assert "kubectl -n team delete pod desk && " in create
     assert results(judged(*PLUGIN_POD, pod("desk", on="a"))) == []
@@ -182,7 +182,7 @@ def test_one_dead_gpu_that_rejects_all_pods_has_its_steps_once_at_the_node() -> 
     assert problem.found.remedy[1] == "First keep new pods off the node: `kubectl cordon a`"
     assert any(BARE in step for step in problem.found.remedy)
     assert problem.consequences[0].found.remedy == (
-        "Follow the steps of UnhealthyGpus of the node, which make these pods again too.",
+        "Follow the steps of UnhealthyGpus of the node, which recreate these pods too.",
     )
 
 
@@ -214,7 +214,7 @@ def test_plugin_failure_before_a_gpu_pod_started_is_over() -> None:
     runs = pod("later", on="a", age=5)
     first, *_ = steps_of(*PLUGIN_POD, runs, refused("desk", LOST[0]), cause="GpuLostAtAllocation")
 
-    assert "only the rejected pods have to be made again" in first
+    assert "only the rejected pods have to be recreated" in first
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_kubelet_is_not_restarted_while_another_reason_is_visible() -> None:
 def test_single_rejection_that_contradicts_the_pods_is_tried_again_first() -> None:
     remedy = steps_of(*PLUGIN_POD, refused("desk", TOO_FEW, minutes=5), cause="GpusUnavailableAtAdmission")
 
-    assert "only the rejected pods have to be made again" in remedy[0]
+    assert "only the rejected pods have to be recreated" in remedy[0]
     assert remedy[-1].startswith("If they are rejected again, restart the kubelet on the node:")
 
 
@@ -297,7 +297,7 @@ def test_overbooked_by_the_count_of_the_kubelet_alone_is_made_again() -> None:
     by_kubelet = steps_of(*PLUGIN_POD, left, cause="NodeOverbooked")
     by_pods = steps_of(*PLUGIN_POD, left, pod("busy", 8, on="a", age=90), cause="NodeOverbooked")
 
-    assert "only the rejected pods have to be made again" in by_kubelet[0]
+    assert "only the rejected pods have to be recreated" in by_kubelet[0]
     assert by_pods[0].startswith("Let one scheduler schedule all pods")
 
 

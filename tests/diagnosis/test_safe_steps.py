@@ -1,4 +1,4 @@
-"""Steps that make pods again: they name what they change, and end with fresh pods on a real API server."""
+"""Steps that recreate pods: they name what they change, and end with fresh pods on a real API server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from diagnosis.facts.safe_steps import keep_off, let_in, make_again
+from diagnosis.facts.safe_steps import keep_off, let_in, recreate
 from diagnosis.snapshot import Builder, Snapshot
 from sim.control_plane import ControlPlane
 from sim.control_plane.build import binaries
@@ -25,7 +25,7 @@ def failed(name: str, on: str = "a", **changes: object) -> Object:
 
 
 def steps(state: Snapshot, *names: str) -> list[str]:
-    return list(make_again(state, [each for each in state.pods if not names or each.meta.name in names]))
+    return list(recreate(state, [each for each in state.pods if not names or each.meta.name in names]))
 
 
 def test_few_pods_of_a_controller_are_deleted_by_name() -> None:
@@ -145,7 +145,7 @@ def test_failed_job_is_created_again_and_live_controllers_replace_their_pods(con
     plane.kubectl("-n", space, "wait", "--for=condition=Failed", "job/train", "--timeout=60s")
     before, state = read(plane, space), seen(plane, space)
     failed_pods = [each for each in state.pods if each.phase == "Failed" and each.meta.owner is not None]
-    remedy = list(make_again(state, failed_pods))
+    remedy = list(recreate(state, failed_pods))
     assert any("--field-selector" in sentence for sentence in remedy)
 
     run(plane, remedy)

@@ -157,7 +157,7 @@ def test_policy_that_names_the_configuration_already_is_not_patched() -> None:
 SHARED = node("a", 1, allocatable={GPU: "4"}, capacity={GPU: "4"}, labels={"nvidia.com/gpu.replicas": "4"})
 UNCOUNTED = node("a", None, allocatable={GPU: "4"}, capacity={GPU: "4"})
 BUSY = [pod(f"p{number}", 1, on="a") for number in range(4)]
-SOUND: dict[str, list[Object]] = {
+HEALTHY: dict[str, list[Object]] = {
     "the node shares": [SHARED, *BUSY, WAITS, config(), *plugin({"CONFIG_FILE": "x"})],
     "the node shares, without feature discovery": [UNCOUNTED, *BUSY, WAITS, config(), *plugin({"CONFIG_FILE": "x"})],
     "the plugin names a file": [A, *FULL, config(), *plugin({}, ("--config-file=/config/any",))],
@@ -172,7 +172,7 @@ SOUND: dict[str, list[Object]] = {
 }
 
 
-@pytest.mark.parametrize("state", SOUND.values(), ids=SOUND)
+@pytest.mark.parametrize("state", HEALTHY.values(), ids=HEALTHY)
 def test_plugin_that_reads_its_configuration_is_not_reported(state: list[Object]) -> None:
     assert results(judged(*state)) == [("GpusAllInUse", f"resource/{GPU}")]
 

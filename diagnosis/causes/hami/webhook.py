@@ -11,7 +11,7 @@ from diagnosis.facts.commands import command, kubectl
 from diagnosis.facts.components import is_ready
 from diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
 from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.safe_steps import make_again
+from diagnosis.facts.safe_steps import recreate
 from diagnosis.facts.symptoms import replaced, shortened
 from diagnosis.hami.installation import (
     IGNORE,
@@ -116,7 +116,7 @@ def _bypassed(snapshot: Snapshot, every: tuple[Installation, ...], pod: Pod) -> 
     if snapshot.sees(_HOOKS) and not hooks:
         evidence = f"no MutatingWebhookConfiguration has a webhook vgpu.hami.io for {every[0].subject}"
         return FoundCause(WEBHOOK_MISSING, every[0].subject, (evidence, quote), (), (pod.subject,))
-    again = make_again if pod.over else partial(steps_to_move, where="a node that HAMi chooses", works=False)
+    again = recreate if pod.over else partial(steps_to_move, where="a node that HAMi chooses", works=False)
     remedy = [_RESPONDS, *again(snapshot, [pod])]
     if any(not hook.fails_closed for hook in hooks):
         remedy.append("To prevent this, run two replicas of the scheduler, or set the webhook's failurePolicy to Fail.")

@@ -397,7 +397,7 @@ def _restarts(snapshot: Snapshot, empty: Iterable[ResourceSlice]) -> Iterator[st
     for pod in islice((pod for pod in pods if pod is not None and is_ready(pod)), _MOST):
         yield (
             f"The driver's pod on {pod.spec.node} found no GPU, most often because it started before the GPU driver: "
-            f"make it again: {kubectl('delete', pod.meta)}"
+            f"recreate it: {kubectl('delete', pod.meta)}"
         )
 
 
