@@ -5,6 +5,7 @@ This module reads no settings. `make docs` writes the ConfigMap, the texts of `e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -30,6 +31,10 @@ NO_EFFECT = "Accepted without effect"
 """Beginning of the meaning of a setting that only old ConfigMaps set."""
 _LEAST_MEGABYTES, _MEGABYTES_A_GIGABIT = 500, 125
 _LONGEST_WORD = 64
+_LABEL_KEY = re.compile(
+    r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z"
+)
+"""Key of a label: an optional DNS subdomain, and a name of at most 63 characters."""
 
 
 def listed(value: str) -> tuple[str, ...]:
@@ -60,6 +65,12 @@ def _repair_conditions(value: str) -> str:
     return value
 
 
+def _label_key(value: str) -> str:
+    if value and not _LABEL_KEY.match(value):
+        raise ValueError
+    return value
+
+
 def _overrides(value: str) -> str:
     parse_overrides(value)
     return value
@@ -84,6 +95,8 @@ class Rule(Struct, frozen=True):
     """Returns the value to use, or raises ValueError; without a message, `allowed` is shown."""
     mildest: Severity | None = None
     """Lowest accepted severity."""
+    may_be_empty: bool = False
+    """Whether an empty text is accepted beside the severities, and means None."""
     digit: bool = False
     """A bool that the ConfigMap writes as 0 or 1."""
 
@@ -100,6 +113,12 @@ Namespace = Annotated[
 AnySeverity = Annotated[Severity, Rule(mildest=Severity.MONITOR)]
 # A lower severity would cost a machine for a fault that a reset fixes.
 RepairSeverity = Annotated[Severity, Rule(mildest=Severity.REBOOT)]
+EvictSeverity = Annotated[Severity | None, Rule(mildest=Severity.REBOOT, may_be_empty=True)]
+LabelKey = Annotated[
+    str,
+    Meta(max_length=317),
+    Rule("the key of a node label, as topology.kubernetes.io/zone, or nothing", _label_key),
+]
 CheckNames = Annotated[str, Rule(accept=_checks)]
 Hostengine = Annotated[str, Rule(accept=checked_host)]
 ConditionNames = Annotated[str, Rule(accept=_repair_conditions)]
@@ -164,6 +183,11 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         "node always may. Beyond it, the agent writes the verdict without a taint until a slot is "
         "free.",
     ] = field(default=20, name="MAX_UNHEALTHY_PERCENT")
+    budget_label: Annotated[
+        LabelKey,
+        "Key of a node label, as topology.kubernetes.io/zone: MAX_UNHEALTHY_PERCENT then also limits the nodes of "
+        "each of its values; one node of each always may. Empty: it limits the fleet alone.",
+    ] = field(default="", name="BUDGET_LABEL")
     repair_conditions: Annotated[
         ConditionNames,
         "Node conditions for repair controllers, separated by commas: GpuRebootRequired, "
@@ -183,6 +207,17 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         'kubernetes/overlays/device-taints (docs/install.md, "Taint one GPU instead of its node"). Otherwise the '
         "node is tainted.",
     ] = field(default=False, name="DEVICE_TAINTS")
+    evict_severity: Annotated[
+        EvictSeverity,
+        "Lowest severity of a finding at which pods that use the faulty GPU are evicted: REBOOT or ISOLATE. Empty: no "
+        "pod is evicted. Needs kubernetes/overlays/evict, or DEVICE_TAINTS on Kubernetes 1.37 (docs/evict.md).",
+    ] = field(default=None, name="EVICT_SEVERITY")
+    evict_delay_seconds: Annotated[
+        int,
+        Meta(ge=0, le=86400),
+        "Time between the announcement of an eviction (an Event on the Node and on each pod) and the eviction, in "
+        "seconds, for a checkpoint. Device taints evict at once.",
+    ] = field(default=60, name="EVICT_DELAY")
     monitor_ttl_seconds: Annotated[
         int,
         Meta(ge=60, le=31536000),
@@ -329,7 +364,7 @@ class Setting(Struct, frozen=True):
     def span(self) -> str:
         """Return a short sentence with the bounds of a number or the severities; '' for other types."""
         if self.rule.mildest is not None:
-            return f"Allowed: {', '.join(self._severities)}."
+            return f"Allowed: {', '.join(self._severities)}{' or empty' if self.rule.may_be_empty else ''}."
         return "" if self.limits.ge is None else f"Allowed: {self.limits.ge} to {self.limits.le}."
 
     @property
@@ -337,7 +372,7 @@ class Setting(Struct, frozen=True):
         """Return a text with the allowed values, for error messages; '' if any text is allowed."""
         if self.rule.mildest is not None:
             *names, last = self._severities
-            return f"allowed are {', '.join(names)} or {last}"
+            return f"allowed are {', '.join(names)} or {last}{', or nothing' if self.rule.may_be_empty else ''}"
         return "allowed are true and false, or 1 and 0" if self.kind is bool else self.rule.allowed or self.bounds
 
     @property
@@ -359,6 +394,8 @@ def written(value: object) -> str:
     """Return a value of a setting as a ConfigMap writes it."""
     if isinstance(value, Severity):
         return value.name
+    if value is None:
+        return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -275,11 +275,13 @@ def _type(setting: Setting) -> Any:
 
     rule = setting.rule
     if rule.mildest is not None:
-        return Annotated[Severity, BeforeValidator(partial(_severity, rule.mildest))]
+        return Annotated[setting.kind, BeforeValidator(partial(_severity, rule.mildest, rule.may_be_empty))]
     return Annotated[setting.kind, AfterValidator(rule.accept)] if rule.accept else setting.kind
 
 
-def _severity(mildest: Severity, value: Any) -> Severity:
+def _severity(mildest: Severity, may_be_empty: bool, value: Any) -> Severity | None:
+    if may_be_empty and (value is None or not str(value).strip()):
+        return None
     found = Severity.__members__.get(value.strip()) if isinstance(value, str) else value
     if not isinstance(found, Severity) or found < mildest:
         raise ValueError

@@ -39,6 +39,9 @@ _COUNTED = (
 )
 _NARROWER: dict[str, dict[str, Any]] = {
     "EFA_MIN_BW": {"anyOf": [{"const": 0}, {"minimum": 500}]},
+    "BUDGET_LABEL": {
+        "pattern": r"^(([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$"
+    },
     "DCGM_HOST": {"pattern": r"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?)?$"},
     "REPAIR_CONDITIONS": {"pattern": rf"^({_CONDITION}( *, *{_CONDITION})*)?$"},
     "severity-overrides": {"pattern": lines(f"{_PLAIN}|{_COUNTED}")},
@@ -71,8 +74,8 @@ def _allowed_values(name: str, setting: Setting) -> dict[str, Any]:
         return {"type": "integer", **bounds, **_NARROWER.get(name, {})}
     if setting.kind is bool:
         return {"type": "boolean"}
-    if setting.kind is Severity:
-        return {"enum": [severity.name for severity in Severity if allowed(name, severity.name)]}
+    if setting.rule.mildest is not None:
+        return {"enum": [text for text in ("", *(one.name for one in Severity)) if allowed(name, text)]}
     return {"type": "string", **(_checks() if name == "CHECKS_LIGHTWEIGHT" else _NARROWER.get(name, {}))}
 
 
@@ -97,8 +100,8 @@ def settings_lines(value: Callable[[Setting], str]) -> str:
 
 def typed_default(setting: Setting) -> str:
     """Return the default as the chart's values write it."""
-    value = setting.default.name if isinstance(setting.default, Severity) else setting.default
-    return json.dumps(value, ensure_ascii=False)
+    is_text = isinstance(setting.default, Severity | None)
+    return json.dumps(written(setting.default) if is_text else setting.default, ensure_ascii=False)
 
 
 def template() -> str:
