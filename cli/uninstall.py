@@ -129,7 +129,8 @@ def _show_all(gone: Sequence[Removal], rules: Sequence[DeviceRule], console: Scr
         _show(planned, console)
     for rule in rules:
         console.print(
-            f"DeviceTaintRule {printable(rule.name)}: a GPU accepts work again, although its verdict is {rule.tier}"
+            f"DeviceTaintRule {printable(rule.name)}: a GPU accepts work again, although its verdict is "
+            f"{rule.taint.tier}"
         )
     many = f"{counted(len(gone), 'node')} {'carry' if len(gone) > 1 else 'carries'} labels, taints or other data"
     console.print(f"{many} of gpu-healthcheck" if gone else "no node carries anything of gpu-healthcheck")

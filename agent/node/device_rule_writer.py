@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 
 import structlog
 from msgspec import Struct
@@ -221,15 +220,15 @@ class DeviceRules:
         if time.monotonic() < self._not_processed_until:
             self.may_exist = not self._delete((*change.unchanged, *(device_rule for device_rule, _ in change.changed)))
             return DeviceTaintCover(is_complete=False, why=_NOT_PROCESSED)
-        for rule, tier in change.changed:
-            self._cluster.change_tier(rule, tier)
+        for rule, taint in change.changed:
+            self._cluster.change_taint(rule, taint)
         for wanted in change.made:
             self.may_exist = True
             self._cluster.create_rule(wanted, node)
         if time.monotonic() >= self._ask_again_at:
             for rule in change.unchanged:
                 with suppress(Conflict):  # changed by another client: the next cycle reads it
-                    self._cluster.ask_again(rule, datetime.now(UTC))
+                    self._cluster.ask_again(rule)
             self._ask_again_at = time.monotonic() + _ASK_AGAIN_SECONDS
         return self._wait_until_processed(node, change)
 
@@ -283,7 +282,9 @@ class DeviceRules:
         """Report each change once."""
         gpus = ", ".join(f"{gpu.address} ({gpu.severity.name})" for gpu in target.gpus)
         if answer.is_complete:
-            news = ("DeviceTainted", f"work is kept off GPU {gpus}, and not off the node")
+            evicting = ", ".join(gpu.address for gpu in target.gpus if gpu.evicts and target.cordon is None)
+            evicted = f"; Kubernetes evicts the pods that claim {evicting} (EVICT_SEVERITY)" if evicting else ""
+            news = ("DeviceTainted", f"work is kept off GPU {gpus}, and not off the node{evicted}")
         elif answer.why:
             news = (
                 "DeviceTaintFailed",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +15,7 @@ from healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.model import PREFIX
 from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.device_rules import DeviceRule, device_rule, selector_of, taint_of
+from healthcheck.node.device_rules import DeviceRule, RuleTaint, device_rule, selector_of
 from healthcheck.node.devices import CLAIM_TEMPLATE, DRIVER, AllocatedDevices, Device, GpuClaim, gpu_claim
 from healthcheck.node.state import NodeState
 from healthcheck.text.moments import timestamp
@@ -128,20 +128,24 @@ class DeviceTaints(Requests):
                 "labels": labels,
                 "ownerReferences": [owner],
             },
-            "spec": {"deviceSelector": selector_of(node.name, wanted.device), "taint": taint_of(wanted.tier)},
+            "spec": {"deviceSelector": selector_of(node.name, wanted.device), "taint": wanted.taint.as_object},
         }
         self._json("create", _RULES_PATH, _RULES, body)
 
-    def change_tier(self, rule: DeviceRule, tier: str) -> None:
-        """Change the severity of a rule's taint. Raises Conflict if the rule was changed since it was read."""
-        self._patch_taint(rule, {"value": tier})
+    def change_taint(self, rule: DeviceRule, taint: RuleTaint) -> None:
+        """Change severity and effect of a rule's taint. Raises Conflict if the rule was changed since it was read.
 
-    def ask_again(self, rule: DeviceRule, now: datetime) -> None:
-        """Update `timeAdded` of the taint, so that the controllers that act on rules confirm the rule again.
-
-        The field has no effect for NoSchedule. Raises Conflict like `change_tier`.
+        For another effect, the API server sets `timeAdded` to its time.
         """
-        self._patch_taint(rule, {"timeAdded": timestamp(now)})
+        self._patch_taint(rule, taint.as_object)
+
+    def ask_again(self, rule: DeviceRule) -> None:
+        """Add a second to `timeAdded` of the taint, so that the controllers that act on rules confirm the rule again.
+
+        With NoExecute, a claim's `tolerationSeconds` count from this time: a later one would postpone evictions. Raises
+        Conflict like `change_taint`.
+        """
+        self._patch_taint(rule, {"timeAdded": timestamp(rule.time_added + timedelta(seconds=1))})
 
     def delete_rule(self, rule: DeviceRule) -> bool:
         """Delete a rule and return whether it is gone.

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from healthcheck.model import Severity
 from healthcheck.node.devices import DRIVER
 from healthcheck.node.state import UNHEALTHY
+from healthcheck.text.moments import EARLIEST, moment_or_none
 
-EFFECT = "NoSchedule"
 TIERS = frozenset(one.name for one in Severity if one is not Severity.PASS)
+EVICTING_TIERS = frozenset({Severity.REBOOT.name, Severity.ISOLATE.name})
 HEEDED = "EvictionInProgress"
 """Condition that the device-taint controller sets on each rule that it has processed, whatever its effect."""
+
+
+class RuleTaint(Struct, frozen=True):
+    """Taint of a rule. `evicts`: it also ends the pods that claim the device."""
+
+    tier: str = ""
+    evicts: bool = False
+
+    @property
+    def as_object(self) -> dict[str, str]:
+        return {"key": UNHEALTHY, "value": self.tier, "effect": "NoExecute" if self.evicts else "NoSchedule"}
 
 
 class DeviceRule(Struct, frozen=True):
@@ -27,7 +40,8 @@ class DeviceRule(Struct, frozen=True):
     node_uid: str = ""
     """UID of the Node that owns it."""
     device: str = ""
-    tier: str = ""
+    taint: RuleTaint = field(default_factory=RuleTaint)
+    time_added: datetime = EARLIEST
     is_ours: bool = False
     """Whether the rule has exactly the content that an agent writes under this name."""
     is_processed: bool = False
@@ -74,26 +88,27 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
     """
     metadata, spec = rule["metadata"], rule["spec"]
     selector, taint = spec.get("deviceSelector") or {}, spec["taint"]
-    device, tier = str(selector.get("device", "")), str(taint.get("value", ""))
+    device = str(selector.get("device", ""))
+    known_taint = RuleTaint(str(taint.get("value", "")), evicts=taint.get("effect") == "NoExecute")
     owners = [
         str(owner.get("uid", "")) for owner in metadata.get("ownerReferences") or () if owner.get("kind") == "Node"
     ]
     conditions = (rule.get("status") or {}).get("conditions") or ()
     processed = [condition for condition in conditions if condition.get("type") == HEEDED]
     generation = metadata.get("generation")
-    key_and_effect = {"key": taint.get("key"), "effect": taint.get("effect")}
     return DeviceRule(
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
         version=str(metadata["resourceVersion"]),
         node_uid=next(iter(owners), ""),
         device=device,
-        tier=tier,
+        taint=known_taint,
+        time_added=moment_or_none(taint.get("timeAdded")) or EARLIEST,
         is_ours=bool(device)
         and is_rule_name(metadata["name"], node_name, device)
         and selector == selector_of(node_name, device)
-        and key_and_effect == {"key": UNHEALTHY, "effect": EFFECT}
-        and tier in TIERS,
+        and known_taint.as_object == {key: taint.get(key) for key in ("key", "value", "effect")}
+        and known_taint.tier in (EVICTING_TIERS if known_taint.evicts else TIERS),
         is_processed=bool(processed),
         is_processed_now=any(condition.get("observedGeneration") == generation for condition in processed),
     )
@@ -102,7 +117,3 @@ def device_rule(rule: Mapping[str, Any], node_name: str) -> DeviceRule:
 def selector_of(node_name: str, device: str) -> dict[str, str]:
     """Return the rule's selector for a device. The driver names the pool after the node."""
     return {"driver": DRIVER, "pool": node_name, "device": device}
-
-
-def taint_of(tier: str) -> dict[str, str]:
-    return {"key": UNHEALTHY, "value": tier, "effect": EFFECT}

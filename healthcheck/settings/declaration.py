@@ -332,6 +332,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
             enable_label=self.enable_label,
             max_unhealthy_percent=self.max_unhealthy_percent,
             device_taints=self.device_taints,
+            evict_severity=self.evict_severity,
             repair=RepairPolicy(listed(self.repair_conditions), self.repair_severity),
         )
 

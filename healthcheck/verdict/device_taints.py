@@ -6,15 +6,15 @@ keep work off the faulty GPU, the Node is tainted (docs/decisions/0046).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.memory.findings import Memory, gpu_address
+from healthcheck.memory.findings import gpu_address
 from healthcheck.model import Finding, Severity
 from healthcheck.node import hami
-from healthcheck.node.device_rules import DeviceRule, is_whole, numbered_names, rule_name
+from healthcheck.node.device_rules import DeviceRule, RuleTaint, is_whole, numbered_names, rule_name
 from healthcheck.node.devices import Device
 from healthcheck.node.state import NodeState
 from healthcheck.probes.pci import normalise_address
@@ -27,11 +27,15 @@ _MOST_NAMED = 4
 
 
 class BadGpu(Struct, frozen=True):
-    """A faulty GPU that must get no new work, and its worst severity."""
+    """A faulty GPU that must get no new work, and its worst severity.
+
+    `evicts`: its device rules also end the pods that claim it.
+    """
 
     address: str
     severity: Severity
     uuids: frozenset[str] = frozenset()
+    evicts: bool = False
 
 
 class DeviceTaintCover(Struct, frozen=True):
@@ -57,15 +61,15 @@ class MissingRule(Struct, frozen=True):
 
     name: str
     device: str
-    tier: str
+    taint: RuleTaint
 
 
 class RuleChange(Struct, frozen=True):
     """Rules to write. `why` is set if rules can't keep work off some GPU; then no rule is created."""
 
     made: tuple[MissingRule, ...] = ()
-    changed: tuple[tuple[DeviceRule, str], ...] = ()
-    """Rules to change, each with its new tier."""
+    changed: tuple[tuple[DeviceRule, RuleTaint], ...] = ()
+    """Rules to change, each with its new taint."""
     gone: tuple[DeviceRule, ...] = ()
     unchanged: tuple[DeviceRule, ...] = ()
     """Rules that are already correct."""
@@ -94,13 +98,14 @@ def gpus_to_taint(view: AgentView, decision: TaintDecision, node: NodeState) -> 
     addresses = {gpu_address(finding.subject) for finding in bad}
     if any(normalise_address(address) != address for address in addresses):
         return None
-    return tuple(_bad_gpu(address, bad, view.memory) for address in sorted(addresses))
+    return tuple(_bad_gpu(address, bad, view) for address in sorted(addresses))
 
 
-def _bad_gpu(address: str, bad: Iterable[Finding], memory: Memory) -> BadGpu:
+def _bad_gpu(address: str, bad: Iterable[Finding], view: AgentView) -> BadGpu:
     here = [finding for finding in bad if gpu_address(finding.subject) == address]
-    uuids = {memory.gpus.get(address, {}).get("uuid", ""), *(finding.about.get("uuid", "") for finding in here)}
-    return BadGpu(address, worst(finding.severity for finding in here), frozenset(uuids - {""}))
+    uuids = {view.memory.gpus.get(address, {}).get("uuid", ""), *(finding.about.get("uuid", "") for finding in here)}
+    severity, limit = worst(finding.severity for finding in here), view.rules.evict_severity
+    return BadGpu(address, severity, frozenset(uuids - {""}), evicts=limit is not None and severity >= limit)
 
 
 def plan_cordons(gpus: Sequence[BadGpu], view: AgentView, decision: TaintDecision, node: NodeState) -> CordonPlan:
@@ -146,24 +151,24 @@ def plan_rules(
 ) -> RuleChange:
     """Compare with the existing rules and return the rules to write. Foreign rules with our names stay unchanged."""
     gpus = [_as_published(bad_gpu, devices) for bad_gpu in gpus]
-    tiers = {device: gpu.severity.name for gpu in gpus for device in _devices_of(gpu, devices)}
+    taints = {device: RuleTaint(gpu.severity.name, gpu.evicts) for gpu in gpus for device in _devices_of(gpu, devices)}
     ours = [rule for rule in rules if rule.is_ours]
     # A rule of an earlier Node with the same name is deleted together with that Node.
-    kept = {rule.device: rule for rule in ours if rule.node_uid == node.uid and rule.device in tiers}
+    kept = {rule.device: rule for rule in ours if rule.node_uid == node.uid and rule.device in taints}
     gone = tuple(rule for rule in ours if rule is not kept.get(rule.device))
     foreign_rules = [rule for rule in rules if not rule.is_ours]
-    if why := _why_not(gpus, devices, node, tiers, foreign_rules):
+    if why := _why_not(gpus, devices, node, taints, foreign_rules):
         return RuleChange(gone=gone, why=why)
     free = iter(_free_names(node, (*kept.values(), *foreign_rules)))
     return RuleChange(
         made=tuple(
-            MissingRule(rule_name(node.name, device) if is_whole(device) else next(free), device, tier)
-            for device, tier in tiers.items()
+            MissingRule(rule_name(node.name, device) if is_whole(device) else next(free), device, taint)
+            for device, taint in taints.items()
             if device not in kept
         ),
-        changed=tuple((rule, tiers[rule.device]) for rule in kept.values() if rule.tier != tiers[rule.device]),
+        changed=tuple((rule, taints[rule.device]) for rule in kept.values() if rule.taint != taints[rule.device]),
         gone=gone,
-        unchanged=tuple(rule for rule in kept.values() if rule.tier == tiers[rule.device]),
+        unchanged=tuple(rule for rule in kept.values() if rule.taint == taints[rule.device]),
     )
 
 
@@ -191,7 +196,7 @@ def _why_not(
     gpus: Sequence[BadGpu],
     devices: Sequence[Device],
     node: NodeState,
-    tiers: Mapping[str, str],
+    tainted: Collection[str],
     foreign_rules: Sequence[DeviceRule],
 ) -> str:
     unpublished = [gpu.address for gpu in gpus if not any(_is_of(device, gpu) for device in devices)]
@@ -203,12 +208,12 @@ def _why_not(
     elsewhere = [d.name for d in devices if d.pool != node.name and any(_is_of(d, gpu) for gpu in gpus)]
     if elsewhere:
         return f"{named(elsewhere, _MOST_NAMED)} is published in a pool that does not have the node's name"
-    by_device = {rule_name(node.name, device) for device in tiers}
-    if conflicting := sorted(rule.name for rule in foreign_rules if rule.device in tiers or rule.name in by_device):
+    by_device = {rule_name(node.name, device) for device in tainted}
+    if conflicting := sorted(rule.name for rule in foreign_rules if rule.device in tainted or rule.name in by_device):
         return f"the rule {named(conflicting, _MOST_NAMED)} belongs to another program, or was changed"
     free = len(_free_names(node, foreign_rules))
-    if len(tiers) > free or any(len(name) > _LONGEST_NAME for name in (*by_device, *numbered_names(node.name))):
-        return f"{len(tiers)} rules are too many (at most {free}), or their names are too long"
+    if len(tainted) > free or any(len(name) > _LONGEST_NAME for name in (*by_device, *numbered_names(node.name))):
+        return f"{len(tainted)} rules are too many (at most {free}), or their names are too long"
     return ""
 
 

@@ -40,6 +40,8 @@ class Rules(Struct, frozen=True):
     """Largest share of the fleet's nodes, in percent, that may carry our taint at the same time."""
     device_taints: bool = False
     """Taint a faulty GPU instead of its Node if DRA allocates the GPU; cordon it if HAMi shares it."""
+    evict_severity: Severity | None = None
+    """Lowest severity at which the taint of a GPU evicts the pods that claim it; None: it evicts none."""
     repair: RepairPolicy = field(default_factory=RepairPolicy)
     rewrite_after_seconds: float = 3600.0
     """Longest interval between two writes of the Node: a recent `last-check` shows that the agent runs."""

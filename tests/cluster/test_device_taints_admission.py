@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from datetime import UTC, datetime
+from datetime import timedelta
 from functools import reduce
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.dra import DeviceTaints
+from healthcheck.node.device_rules import RuleTaint
 from healthcheck.verdict.device_taints import MissingRule
 from sim.control_plane import DEVICE_TAINT_RULES, ControlPlane
 from tests.device_taints import Json, publish, rules_of
@@ -27,7 +28,7 @@ CALLED = (
     f"the token belongs to '{OWN}'"
 )
 DEVICES = "an agent may taint only devices of gpu.nvidia.com in the pool of its own node, each by its name"
-TAINT = f"an agent's device taint must be {P}/unhealthy=<severity>:NoSchedule"
+TAINT = f"an agent's device taint must be {P}/unhealthy=<severity>:NoSchedule, or NoExecute with"
 OWNER = "the only owner of an agent's DeviceTaintRule must be its own Node"
 LABELS = "an agent's DeviceTaintRule must have exactly our labels, and neither annotations nor finalizers"
 
@@ -109,8 +110,10 @@ def test_an_agent_writes_rules_of_its_own_node_and_no_others(plane: ControlPlane
         return answer.status, answer.message
 
     assert plane.request("POST", rules, good, token=token).status == 201
-    assert ask("PATCH", {"spec": {"taint": {"value": "ISOLATE"}}})[0] == 200
     assert TAINT in ask("PATCH", {"spec": {"taint": {"effect": "NoExecute"}}})[1]
+    assert ask("PATCH", {"spec": {"taint": {"value": "ISOLATE", "effect": "NoExecute"}}})[0] == 200
+    assert TAINT in ask("PATCH", {"spec": {"taint": {"value": "RESET"}}})[1]
+    assert ask("PATCH", {"spec": {"taint": {"effect": "NoSchedule"}}})[0] == 200
     assert "cannot patch" in plane.request("PATCH", f"{rules}/{NAME}/status", {"status": {}}, token=token).message
     # A person's changes stay.
     his = {"spec": {"taint": {"effect": "None"}}}
@@ -171,22 +174,24 @@ def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
 
     assert [(device.name, device.address) for device in taints.list_devices(OWN)] == [("gpu-0", "0000:53:00.0")]
     assert taints.list_rules(OWN) == ()
-    taints.create_rule(MissingRule(NAME, "gpu-0", "RESET"), node)
+    taints.create_rule(MissingRule(NAME, "gpu-0", RuleTaint("RESET")), node)
 
     def noted() -> bool:
         return all(rule.is_processed_now for rule in taints.list_rules(OWN))
 
     eventually(noted)
     (made,) = taints.list_rules(OWN)
-    taints.ask_again(made, datetime(2026, 11, 23, tzinfo=UTC))
+    taints.ask_again(made)
     eventually(noted)
     (asked,) = taints.list_rules(OWN)
     assert (asked.is_ours, asked.uid, asked.version != made.version) == (True, made.uid, True)
+    assert asked.time_added - made.time_added == timedelta(seconds=1)
     made = asked
-    taints.change_tier(made, "REBOOT")
-    assert not taints.delete_rule(made), "it was changed since it was read"
-    (made,) = taints.list_rules(OWN)
-    assert (made.is_ours, made.tier, made.node_uid) == (True, "REBOOT", node.uid)
+    for taint in (RuleTaint("REBOOT"), RuleTaint("REBOOT", evicts=True), RuleTaint("RESET")):
+        taints.change_taint(made, taint)
+        assert not taints.delete_rule(made), "it was changed since it was read"
+        (made,) = taints.list_rules(OWN)
+        assert (made.is_ours, made.taint, made.node_uid, made.uid) == (True, taint, node.uid, asked.uid)
     assert [rule.name for rule in taints.list_all_rules()] == [NAME]
 
     # The rules of a Node are deleted with it.

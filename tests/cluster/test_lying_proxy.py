@@ -22,7 +22,7 @@ from healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unavail
 from healthcheck.cluster.installation import Right
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.deep.job import JobState
-from healthcheck.node.device_rules import DeviceRule
+from healthcheck.node.device_rules import DeviceRule, RuleTaint
 from healthcheck.node.pods import PodState
 from healthcheck.node.state import NodeState
 from healthcheck.verdict.budget import Slot
@@ -89,9 +89,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 DEVICE_CALLS: dict[str, Callable[[Any], Any]] = {
     "are_served": lambda c: c.are_served(),
-    "ask_again": lambda c: c.ask_again(DeviceRule("r", "u", "1"), NOW),
-    "change_tier": lambda c: c.change_tier(DeviceRule("r", "u", "1"), "REBOOT"),
-    "create_rule": lambda c: c.create_rule(MissingRule("r", "gpu-0", "REBOOT"), NODE),
+    "ask_again": lambda c: c.ask_again(DeviceRule("r", "u", "1")),
+    "change_taint": lambda c: c.change_taint(DeviceRule("r", "u", "1"), RuleTaint("REBOOT")),
+    "create_rule": lambda c: c.create_rule(MissingRule("r", "gpu-0", RuleTaint("REBOOT")), NODE),
     "delete_rule": lambda c: c.delete_rule(DeviceRule("r", "u", "1")),
     "list_all_rules": lambda c: c.list_all_rules(),
     "list_devices": lambda c: c.list_devices("n"),

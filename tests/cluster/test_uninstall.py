@@ -18,6 +18,7 @@ from healthcheck.cluster.dra import DeviceTaints
 from healthcheck.deep.claim import Claim, RunKind, acquire
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Outcome
+from healthcheck.node.device_rules import RuleTaint
 from healthcheck.node.state import HARDWARE_READY, MOST_FIELD_MANAGERS, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
 from healthcheck.operations.uninstall import DELETE_REST, STOP, STOP_GATE
 from healthcheck.verdict.device_taints import MissingRule
@@ -165,7 +166,9 @@ def test_our_device_taints_are_removed_and_edited_ones_stay(plane: ControlPlane)
     taints.list_all_rules()
     ours, his = (f"gpu-healthcheck.{FAILED}.{device}" for device in ("gpu-0", "gpu-1"))
     for name, device in ((ours, "gpu-0"), (his, "gpu-1")):
-        taints.create_rule(MissingRule(name, device, "REBOOT"), cluster.nodes.read(FAILED))
+        taints.create_rule(
+            MissingRule(name, device, RuleTaint("REBOOT", evicts=device == "gpu-0")), cluster.nodes.read(FAILED)
+        )
     plane.kubectl("patch", "devicetaintrule", his, "--type=merge", "-p", '{"spec":{"taint":{"effect":"None"}}}')
 
     done = uninstall(plane, "--yes")

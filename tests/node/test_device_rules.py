@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from healthcheck.node.device_rules import device_rule, rule_name
+from healthcheck.node.device_rules import RuleTaint, device_rule, rule_name
 from healthcheck.node.gpu_resources import has_device_plugin
 
 NODE = "ip-10-0-0-1.ec2.internal"
@@ -37,7 +38,10 @@ def rule(device: str = "gpu-0", **changes: Any) -> Json:
         ({"taint": {"value": "ISOLATE"}}, True),
         ({"taint": {"value": "PASS"}}, False),
         ({"taint": {"effect": "None"}}, False),
+        ({"taint": {"effect": "NoExecute", "value": "REBOOT"}}, True),
         ({"taint": {"effect": "NoExecute"}}, False),
+        ({"taint": {"effect": "NoExecute", "value": "MONITOR"}}, False),
+        ({"taint": {"effect": []}}, False),
         ({"taint": {"key": "gpu.nvidia.com/xid"}}, False),
         ({"selector": {"pool": "another"}}, False),
         ({"selector": {"driver": "gpu.example.com"}}, False),
@@ -51,9 +55,19 @@ def test_rule_with_an_agents_content_is_ours(changes: Json, is_ours: bool) -> No
     assert (found.is_ours, found.node_uid, found.is_processed) == (is_ours, "node-uid", False)
 
 
+@pytest.mark.parametrize(
+    ("taint", "evicts"), [({"effect": "NoExecute", "value": "REBOOT"}, True), ({"value": "REBOOT"}, False)]
+)
+def test_effect_of_a_rule_is_read(taint: Json, evicts: bool) -> None:
+    found = device_rule(rule(taint={**taint, "timeAdded": "2026-11-23T01:02:03Z"}), NODE)
+    assert found.taint == RuleTaint("REBOOT", evicts=evicts)
+    assert found.time_added == datetime(2026, 11, 23, 1, 2, 3, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(("generation", "now"), [(2, True), (3, False)])
-def test_processed_rule_is_recognised(generation: int, now: bool) -> None:
-    seen = {"type": "EvictionInProgress", "status": "False", "reason": "OtherEffect", "observedGeneration": 2}
+@pytest.mark.parametrize(("status", "reason"), [("False", "OtherEffect"), ("True", "PodsPendingEviction")])
+def test_processed_rule_is_recognised(generation: int, now: bool, status: str, reason: str) -> None:
+    seen = {"type": "EvictionInProgress", "status": status, "reason": reason, "observedGeneration": 2}
     found = device_rule(rule(metadata={"generation": generation}, status={"conditions": [seen]}), NODE)
     assert (found.is_processed, found.is_processed_now) == (True, now)
 

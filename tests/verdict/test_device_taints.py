@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from healthcheck.memory.findings import Memory
 from healthcheck.model import Finding, Severity, Unobserved
-from healthcheck.node.device_rules import DeviceRule, rule_name
+from healthcheck.node.device_rules import DeviceRule, RuleTaint, rule_name
 from healthcheck.node.devices import Device
 from healthcheck.node.state import (
     HARDWARE_READY,
@@ -45,6 +45,7 @@ MIG = f"gpu/{A}/gi5"
 RESET, REBOOT, ISOLATE = Severity.RESET, Severity.REBOOT, Severity.ISOLATE
 GPU_0, GPU_1 = Device(NODE, "gpu-0", A, frozenset({"GPU-a"})), Device(NODE, "gpu-1", B, frozenset({"GPU-b"}))
 BAD = BadGpu(A, RESET)
+DEAD = BadGpu(A, REBOOT, evicts=True)
 
 
 def on(subject: str, severity: Severity = REBOOT, reason: str = "Xid79", **about: str) -> Finding:
@@ -91,6 +92,18 @@ def test_findings_below_the_taint_severity_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
+    ("evict_severity", "evicting"),
+    [(None, []), (REBOOT, [A]), (ISOLATE, []), (RESET, [A, B])],
+)
+def test_gpu_from_the_evict_severity_on_evicts_its_pods(evict_severity: Severity | None, evicting: list[str]) -> None:
+    memory = memory_of(on(f"gpu/{A}"), on(f"gpu/{B}", RESET))
+    rules = replace(ON, evict_severity=evict_severity)
+    view = AgentView(decide(memory, [outcome_with()]), memory, IDENTITY, rules, WALL)
+    gpus = gpus_to_taint(view, decide_taint(view, node()), node()) or ()
+    assert [gpu.address for gpu in gpus if gpu.evicts] == evicting
+
+
+@pytest.mark.parametrize(
     ("state", "rules"),
     [
         (node(), Rules()),
@@ -117,8 +130,9 @@ def test_unobserved_cycle_keeps_the_present_taints() -> None:
     assert tainted_gpus(memory_with(), blind=UNOBSERVED) == []
 
 
-def rule(device: str = "gpu-0", tier: str = "RESET", **more: object) -> DeviceRule:
-    known = DeviceRule(rule_name(NODE, device), "u", "7", "0d4f5a5e-uid", device, tier, is_ours=True, is_processed=True)
+def rule(device: str = "gpu-0", tier: str = "RESET", *, evicts: bool = False, **more: object) -> DeviceRule:
+    name, taint = rule_name(NODE, device), RuleTaint(tier, evicts)
+    known = DeviceRule(name, "u", "7", "0d4f5a5e-uid", device, taint, is_ours=True, is_processed=True)
     return replace(known, **more)
 
 
@@ -128,6 +142,9 @@ def rule(device: str = "gpu-0", tier: str = "RESET", **more: object) -> DeviceRu
         ([BAD], [], ["gpu-0"], [], []),
         ([BAD], [rule()], [], [], []),
         ([BAD], [rule(tier="REBOOT")], [], ["gpu-0"], []),
+        ([DEAD], [rule(tier="REBOOT")], [], ["gpu-0"], []),
+        ([DEAD], [rule(tier="REBOOT", evicts=True)], [], [], []),
+        ([replace(DEAD, evicts=False)], [rule(tier="REBOOT", evicts=True)], [], ["gpu-0"], []),
         ([BAD], [rule(), rule("gpu-1")], [], [], ["gpu-1"]),
         ([BAD], [rule(node_uid="of a Node before")], ["gpu-0"], [], ["gpu-0"]),
         ([BAD], [rule("gpu-1", is_ours=False)], ["gpu-0"], [], []),
