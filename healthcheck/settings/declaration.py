@@ -209,8 +209,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     ] = field(default=False, name="DEVICE_TAINTS")
     evict_severity: Annotated[
         EvictSeverity,
-        "Lowest severity of a finding at which pods that use the faulty GPU are evicted: REBOOT or ISOLATE. Empty: no "
-        "pod is evicted. Needs kubernetes/overlays/evict, or DEVICE_TAINTS on Kubernetes 1.37 (docs/evict.md).",
+        "Lowest severity of a finding whose device taint evicts the pods that claim the GPU: REBOOT or ISOLATE. Empty: no "
+        "pod is evicted. Needs DEVICE_TAINTS with DRA on Kubernetes 1.37 (docs/install.md).",
     ] = field(default=None, name="EVICT_SEVERITY")
     evict_delay_seconds: Annotated[
         int,
