@@ -185,8 +185,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     ] = field(default=20, name="MAX_UNHEALTHY_PERCENT")
     budget_label: Annotated[
         LabelKey,
-        "Key of a node label, as topology.kubernetes.io/zone: MAX_UNHEALTHY_PERCENT then also limits the nodes of "
-        "each of its values; one node of each always may. Empty: it limits the fleet alone.",
+        "Accepted without effect in this version: the budget holds for the fleet alone.",
     ] = field(default="", name="BUDGET_LABEL")
     repair_conditions: Annotated[
         ConditionNames,
@@ -209,14 +208,13 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     ] = field(default=False, name="DEVICE_TAINTS")
     evict_severity: Annotated[
         EvictSeverity,
-        "Lowest severity of a finding whose device taint evicts the pods that claim the GPU: REBOOT or ISOLATE. Empty: no "
-        "pod is evicted. Needs DEVICE_TAINTS with DRA on Kubernetes 1.37 (docs/install.md).",
+        "Lowest severity of a finding whose device taint evicts the pods that claim the GPU: REBOOT or ISOLATE. Empty: "
+        "no pod is evicted. Needs DEVICE_TAINTS with DRA on Kubernetes 1.37 (docs/install.md).",
     ] = field(default=None, name="EVICT_SEVERITY")
     evict_delay_seconds: Annotated[
         int,
         Meta(ge=0, le=86400),
-        "Time between the announcement of an eviction (an Event on the Node and on each pod) and the eviction, in "
-        "seconds, for a checkpoint. Device taints evict at once.",
+        "Accepted without effect in this version: device taints evict at once.",
     ] = field(default=60, name="EVICT_DELAY")
     monitor_ttl_seconds: Annotated[
         int,
