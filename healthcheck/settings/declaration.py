@@ -5,7 +5,6 @@ This module reads no settings. `make docs` writes the ConfigMap, the texts of `e
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
@@ -31,10 +30,6 @@ NO_EFFECT = "Accepted without effect"
 """Beginning of the meaning of a setting that only old ConfigMaps set."""
 _LEAST_MEGABYTES, _MEGABYTES_A_GIGABIT = 500, 125
 _LONGEST_WORD = 64
-_LABEL_KEY = re.compile(
-    r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z"
-)
-"""Key of a label: an optional DNS subdomain, and a name of at most 63 characters."""
 
 
 def listed(value: str) -> tuple[str, ...]:
@@ -62,12 +57,6 @@ def _repair_conditions(value: str) -> str:
         raise ValueError(
             f"unknown condition {printable(unknown[0], _LONGEST_WORD)!r}; allowed are {allowed}, separated by commas"
         )
-    return value
-
-
-def _label_key(value: str) -> str:
-    if value and not _LABEL_KEY.match(value):
-        raise ValueError
     return value
 
 
@@ -114,11 +103,6 @@ AnySeverity = Annotated[Severity, Rule(mildest=Severity.MONITOR)]
 # A lower severity would cost a machine for a fault that a reset fixes.
 RepairSeverity = Annotated[Severity, Rule(mildest=Severity.REBOOT)]
 EvictSeverity = Annotated[Severity | None, Rule(mildest=Severity.REBOOT, may_be_empty=True)]
-LabelKey = Annotated[
-    str,
-    Meta(max_length=317),
-    Rule("the key of a node label, as topology.kubernetes.io/zone, or nothing", _label_key),
-]
 CheckNames = Annotated[str, Rule(accept=_checks)]
 Hostengine = Annotated[str, Rule(accept=checked_host)]
 ConditionNames = Annotated[str, Rule(accept=_repair_conditions)]
@@ -183,10 +167,6 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         "node always may. Beyond it, the agent writes the verdict without a taint until a slot is "
         "free.",
     ] = field(default=20, name="MAX_UNHEALTHY_PERCENT")
-    budget_label: Annotated[
-        LabelKey,
-        "Accepted without effect in this version: the budget holds for the fleet alone.",
-    ] = field(default="", name="BUDGET_LABEL")
     repair_conditions: Annotated[
         ConditionNames,
         "Node conditions for repair controllers, separated by commas: GpuRebootRequired, "
@@ -209,13 +189,8 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     evict_severity: Annotated[
         EvictSeverity,
         "Lowest severity of a finding whose device taint evicts the pods that claim the GPU: REBOOT or ISOLATE. Empty: "
-        "no pod is evicted. Needs DEVICE_TAINTS with DRA on Kubernetes 1.37 (docs/install.md).",
+        "no pod is evicted. Needs DEVICE_TAINTS with DRA on Kubernetes 1.37 or newer (docs/install.md).",
     ] = field(default=None, name="EVICT_SEVERITY")
-    evict_delay_seconds: Annotated[
-        int,
-        Meta(ge=0, le=86400),
-        "Accepted without effect in this version: device taints evict at once.",
-    ] = field(default=60, name="EVICT_DELAY")
     monitor_ttl_seconds: Annotated[
         int,
         Meta(ge=60, le=31536000),

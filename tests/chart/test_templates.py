@@ -112,7 +112,6 @@ WORDS: dict[str, tuple[str, ...]] = {
         "0,2",
         "0\n2 1",
     ),
-    "BUDGET_LABEL": ("", "pool", "topology.kubernetes.io/zone", "a b", "A.example/b", "x/y/z", "-a", "a" * 64),
     "DCGM_HOST": ("", "localhost", "dcgm.example.com:5555", "[::1]:5555", "a b", "-host", "a:b", "a;b", "a/b"),
     "REPAIR_CONDITIONS": (
         *("", "GpuRebootRequired", "GpuRebootRequired, AcceleratedHardwareReady", "Nonsense"),

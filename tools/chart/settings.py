@@ -39,9 +39,6 @@ _COUNTED = (
 )
 _NARROWER: dict[str, dict[str, Any]] = {
     "EFA_MIN_BW": {"anyOf": [{"const": 0}, {"minimum": 500}]},
-    "BUDGET_LABEL": {
-        "pattern": r"^(([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$"
-    },
     "DCGM_HOST": {"pattern": r"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?)?$"},
     "REPAIR_CONDITIONS": {"pattern": rf"^({_CONDITION}( *, *{_CONDITION})*)?$"},
     "severity-overrides": {"pattern": lines(f"{_PLAIN}|{_COUNTED}")},
