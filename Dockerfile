@@ -55,6 +55,7 @@ COPY agent agent
 COPY sweeper sweeper
 COPY diagnosis diagnosis
 COPY cli cli
+COPY evict evict
 COPY quarantine quarantine
 COPY repair repair
 ARG SOURCE_DATE_EPOCH
@@ -81,7 +82,7 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x '/(site-packa
       "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
 COPY --from=build /product/opt/gpu-healthcheck /opt/gpu-healthcheck
-RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import sys, gpu_healthcheck; sys.path[:0] = gpu_healthcheck.__path__; import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, cli.diagnose, agent.process.agent_program, sweeper.__main__, quarantine.__main__"]
+RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import sys, gpu_healthcheck; sys.path[:0] = gpu_healthcheck.__path__; import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, cli.diagnose, agent.process.agent_program, sweeper.__main__, quarantine.__main__, evict.__main__"]
 ENV PATH=/opt/gpu-healthcheck/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
@@ -157,7 +158,7 @@ COPY --from=efa /efa/ /
 RUN ldconfig && rm -rf /var/cache/ldconfig/* && PATH=$PATH:/opt/amazon/efa/bin fi_info --version
 COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
 COPY --from=build /product/opt/gpu-healthcheck /opt/gpu-healthcheck
-RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import sys, gpu_healthcheck; sys.path[:0] = gpu_healthcheck.__path__; import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, cli.diagnose, agent.process.agent_program, sweeper.__main__, quarantine.__main__"]
+RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import sys, gpu_healthcheck; sys.path[:0] = gpu_healthcheck.__path__; import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, cli.diagnose, agent.process.agent_program, sweeper.__main__, quarantine.__main__, evict.__main__"]
 ENV PATH=/opt/gpu-healthcheck/bin:/opt/amazon/efa/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1

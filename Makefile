@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := agent cli diagnosis healthcheck quarantine sweeper
+PACKAGES := agent cli diagnosis evict healthcheck quarantine repair sweeper
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe
 
 # Without the bytecode cache, every process of the tests would compile all modules again.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 
 from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from healthcheck import __version__
 from healthcheck.host.http_server import HttpServer, Page, Pages, Request
+from healthcheck.host.metrics_page import Metric, metrics_page
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, KernelEvent, Severity, Status
 from healthcheck.text.printable import printable
@@ -32,10 +29,6 @@ SET_ASIDE = (
 )
 """Kinds of skipped input: one object, or what a part of the agent was doing when it failed."""
 _NAMESPACE = "gpu_healthcheck"
-_MEDIA_TYPE = "application/openmetrics-text"
-_OPENMETRICS = f"{_MEDIA_TYPE}; version=1.0.0"
-_REST = 9
-"""Rest after the encoding of a page, as a multiple of its duration."""
 _STATUSES = (Status.PASS, Status.WARN, Status.FAIL, Status.UNKNOWN)
 _TAINT_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 """Upper bounds in seconds: a fault in the kernel log is tainted at once, one of a check cycle within minutes."""
@@ -43,15 +36,6 @@ _FAMILIES = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 Values = Mapping[tuple[str, ...], float]
 """Values of one metric, by its label values."""
-
-
-class Metric(Struct, frozen=True):
-    """One metric of this project, as it appears in /metrics."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    meaning: str
 
 
 class DeepRun(Struct, frozen=True):
@@ -424,11 +408,6 @@ def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: C
 
     Returns the port. Raises OSError if the port is in use.
     """
-    forms = {form: MetricsText(telemetry.registry, form) for form in ("", _OPENMETRICS)}
-
-    async def metrics(request: Request) -> Page:
-        # A client can ask for any version of a format. All parsers read the ones used here.
-        return await forms[_OPENMETRICS if _MEDIA_TYPE in request.accept else ""].page()
 
     async def health(_: Request) -> Page:
         return _health_page(healthy())
@@ -436,35 +415,10 @@ def serve(telemetry: Telemetry, port: int, healthy: Callable[[], bool], ready: C
     async def readiness(_: Request) -> Page:
         return _health_page(ready())
 
-    server = HttpServer({**pages, "/metrics": metrics, "/healthz": health, "/readyz": readiness}, port)
+    ours = {"/metrics": metrics_page(telemetry.registry), "/healthz": health, "/readyz": readiness}
+    server = HttpServer({**pages, **ours}, port)
     server.start()
     return server.port
-
-
-class MetricsText:
-    """The metrics in one format. One encoding answers all waiting requests, and a rest follows it.
-
-    Endless requests use a tenth of a core.
-    """
-
-    def __init__(self, registry: CollectorRegistry, accept: str) -> None:
-        self._registry = registry
-        self._encode, self._content_type = choose_encoder(accept)
-        self._body = b""
-        self._encoded_at = -math.inf
-        self._rested_at = 0.0
-
-    async def page(self) -> Page:
-        asked_at = time.monotonic()
-        while self._encoded_at < asked_at:
-            now = time.monotonic()
-            if now >= self._rested_at:
-                self._body = self._encode(self._registry)
-                self._encoded_at = now
-                self._rested_at = now + (1 + _REST) * (time.monotonic() - now)
-            else:
-                await asyncio.sleep(self._rested_at - now)
-        return Page(HTTPStatus.OK, self._content_type, self._body)
 
 
 def _health_page(healthy: bool) -> Page:

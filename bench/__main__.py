@@ -14,7 +14,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import commands, cycle, detection, diagnose, fleet, gate, memory, replay, reset, slow, start, sweep_plan
+from bench import (
+    commands,
+    cycle,
+    detection,
+    diagnose,
+    evict,
+    fleet,
+    gate,
+    group_budget,
+    memory,
+    replay,
+    reset,
+    slow,
+    start,
+    sweep_plan,
+)
 from bench.outcome import ROOT, CouldNotMeasure, Entry, Outcome, describe_moment, entry, show, write
 from bench.stage import FULL, QUICK, Stage
 
@@ -29,6 +44,8 @@ MEASURES: Mapping[str, Callable[[Stage], Outcome]] = {
     "replay": replay.measure,
     "memory": memory.measure,
     "fleet": fleet.measure,
+    "evict": evict.measure,
+    "group-budget": group_budget.measure,
     "sweep-plan": sweep_plan.measure,
     "diagnose": diagnose.measure,
     "slow": slow.measure,

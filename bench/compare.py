@@ -29,7 +29,7 @@ from bench.outcome import ROOT, CouldNotMeasure
 WORSE, NOT_RUN, INTERRUPTED = 1, 2, 130
 TOLERATED = 1.05
 _ROUNDS = 5
-_PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
+_PROGRAMS = ("agent", "cli", "diagnosis", "evict", "healthcheck", "quarantine", "repair", "sweeper")
 
 FIGURES: Mapping[str, tuple[str, ...]] = {
     "detection, p50 ms": ("detection", "connected", "record_to_watch_ms", "p50"),

@@ -37,7 +37,7 @@ def fill(plane: ControlPlane, size: int) -> None:
     # Admission taints every new Node as not ready, and the controller that lifts it does not run here.
     writer.patch((f"/api/v1/nodes/{name}", {"spec": {"taints": None}}) for name in names)
     writer.create(
-        f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases", (_heartbeat(name, now) for name in names)
+        f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases", (heartbeat(name, now) for name in names)
     )
     pods = (pod(name, number, place) for number, name in enumerate(names) for place in range(PODS_PER_NODE))
     writer.create(f"/api/v1/namespaces/{NAMESPACE}/pods", pods)
@@ -115,7 +115,7 @@ def _record(name: str, now: datetime) -> AgentRecord:
     )
 
 
-def _heartbeat(name: str, now: datetime) -> dict[str, Any]:
+def heartbeat(name: str, now: datetime) -> dict[str, Any]:
     renewed = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return {
         "apiVersion": "coordination.k8s.io/v1",

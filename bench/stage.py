@@ -54,10 +54,14 @@ class Length:
     """CHECK_INTERVAL of the idle agents; 300 is the default."""
     fleet: int = 1000
     """Agents that fail at once."""
+    heartbeats: int = 50_000
+    """Heartbeat Leases of the fleet of which a group is counted."""
     gates: int = 5
     resets: int = 20
     nodes: int = 5000
-    """Nodes of the cluster that a sweep and a diagnosis read."""
+    """Nodes of the cluster that a sweep, a diagnosis and the start of evict read."""
+    evictable_nodes: int = 200
+    """Nodes with GPU pods that are evicted."""
     slow_node_hours: int = 300_000
     slow_gpus: int = 20_000
     """Simulated slow GPUs, each for an hour."""
@@ -80,9 +84,11 @@ QUICK = Length(
     window_seconds=30.0,
     interval_seconds=20,
     fleet=50,
+    heartbeats=1000,
     gates=1,
     resets=2,
     nodes=100,
+    evictable_nodes=10,
     slow_node_hours=3000,
     slow_gpus=500,
     quick=True,

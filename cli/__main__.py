@@ -15,6 +15,7 @@ _PROGRAMS = {
     "reset-run": "repair",
     "reset-idle": "cli.reset_idle",
     "gate": "cli.gate",
+    "evict": "evict",
 }
 _COMPLETE = "__complete"
 """Name of Cobra's hidden completion command."""

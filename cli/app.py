@@ -39,6 +39,7 @@ PROGRAMS = {
     "quarantine-run": "Test this node for hours. The quarantine Job starts it.",
     "reset-run": "Reset GPUs of this node. The pod of a reset Job starts it.",
     "reset-idle": "Reset the GPUs of one idle node with RESET findings. The CronJob of that name starts it.",
+    "evict": "Evict the pods that use a faulty GPU. The Deployment starts it.",
     "gate": "Ask this node's agent whether this pod may start: in an init container, or in Slurm's prolog.",
 }
 """Programs of the cluster and its nodes, each a function of `cli.cluster_programs`."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -14,10 +11,9 @@ from msgspec.structs import replace
 from cli import index
 
 if TYPE_CHECKING:
+    from healthcheck.settings.declaration import NodeSettings
+    from healthcheck.settings.node_overrides import ValueInForce
     from healthcheck.settings.reading import Settings
-
-_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}", re.ASCII)
-"""Keys of a ConfigMap."""
 
 
 class JudgedConfig(Struct, frozen=True):
@@ -34,21 +30,38 @@ class JudgedConfig(Struct, frozen=True):
 
 
 def judged(written: Mapping[str, str]) -> JudgedConfig:
-    from healthcheck.settings.reading import read_settings, unknown_keys  # noqa: PLC0415 - loads pydantic
+    from healthcheck.settings.reading import as_folder, read_settings, unknown_keys  # noqa: PLC0415 - loads pydantic
 
-    with TemporaryDirectory() as folder:
-        for key, value in written.items():
-            if _KEY.fullmatch(key):
-                (Path(folder) / key).write_text(value, encoding="utf-8")
-        settings, unknown = read_settings(Path(folder)), unknown_keys(Path(folder))
-    bad = tuple(value for value in settings.bad if value.where.startswith(folder))
+    with as_folder(written) as folder:
+        settings, unknown = read_settings(folder), unknown_keys(folder)
+    bad = tuple(value for value in settings.bad if value.where.startswith(str(folder)))
     reasons = [*(value.words for value in bad), *([str(unknown)] if unknown else ())]
     texts = tuple(text.replace(f"{folder}/", "").removeprefix(f"{folder}: ") for text in reasons)
     return JudgedConfig(replace(settings, bad=bad), tuple(key for key, _ in unknown.keys) if unknown else (), texts)
 
 
+def values_of_groups(written: Mapping[str, str]) -> NodeSettings | None:
+    """Return the values if `node-overrides` sets any. The reader of the settings is loaded only then."""
+    return judged(written).settings.values if written.get("node-overrides", "").strip() else None
+
+
+def values_on(written: Mapping[str, str], labels: Mapping[str, str]) -> tuple[ValueInForce, ...]:
+    """Return, for a node with these labels, the values that a line of `node-overrides` sets or that are not defaults.
+
+    Only keys that a line can set.
+    """
+    if not (edited := _edited(written)):
+        return ()
+    from healthcheck.settings.node_overrides import values_in_force  # noqa: PLC0415 - loads pydantic
+
+    return tuple(values_in_force(judged(edited).settings.values, labels))
+
+
 def unused_keys(written: Mapping[str, str]) -> tuple[str, ...]:
     """Return the keys without effect. The reader of the settings is loaded only if a value is not the default."""
+    return judged(edited).unused if (edited := _edited(written)) else ()
+
+
+def _edited(written: Mapping[str, str]) -> dict[str, str]:
     defaults = index.defaults()
-    edited = {key: value for key, value in written.items() if defaults.get(key) != value}
-    return judged(edited).unused if edited else ()
+    return {key: value for key, value in written.items() if defaults.get(key) != value}

@@ -54,6 +54,17 @@ def reset_idle() -> None:
     """Reset the GPUs of one idle node with RESET findings. The CronJob of that name starts it."""
 
 
+def evict(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the pods that would be evicted, why and when.")
+    ] = False,
+    context: Context = "",
+    kubeconfig: Kubeconfig = "",
+    request_timeout: RequestTimeout = None,
+) -> None:
+    """Evict the pods that use a faulty GPU. The Deployment starts it."""
+
+
 def gate(  # noqa: PLR0913, PLR0917 - each is an option of the program
     agent: Annotated[
         str, typer.Option("--agent", metavar="IP", help="Address of this node's agent; default: $NODE_IP.")

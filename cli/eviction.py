@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,8 @@ from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFou
 from healthcheck.cluster.names import NAMESPACE
 from healthcheck.cluster.pods import JOB_LABEL
 from healthcheck.cluster.retries import TookTooLong
+from healthcheck.node.evictions import EvictionState, evictions_on
+from healthcheck.node.state import NodeState
 from healthcheck.operations.drain import (
     DrainPermissions,
     DrainPlan,
@@ -31,6 +34,7 @@ from healthcheck.operations.pod_removal import (
     read_retries,
     removal_effect,
 )
+from healthcheck.text.moments import timestamp
 
 
 def must_be_allowed(plan: DrainPlan) -> None:
@@ -39,6 +43,27 @@ def must_be_allowed(plan: DrainPlan) -> None:
         raise CouldNot(
             "some pods on it are evicted only with your permission", *(f"{title}: {why}" for title, why in plan.refused)
         )
+
+
+def must_not_be_refused(requests: NodeRequests, node: NodeState) -> None:
+    """Raise CouldNot if the evict program waits to evict a pod of the node: a drain would be refused like it."""
+    refused = partial(refused_evictions, requests.cluster, node, datetime.now(UTC))
+    if why := requests.retries.ask(lambda: list(refused())):
+        end = "to end the evictions instead: gpu-healthcheck release {}, or an empty EVICT_SEVERITY for its node group"
+        raise CouldNot("evictions on it are refused, and nothing was changed", *why, end.format(node.name))
+
+
+def refused_evictions(cluster: Cluster, node: NodeState, now: datetime) -> Iterator[str]:
+    """Yield a line for each pod whose eviction by the evict program is refused.
+
+    Pods that end now or have ended are left out: the annotation may be older.
+    """
+    refused = {pod.uid: pod for pod in evictions_on(node, now).in_state(EvictionState.REFUSED)}
+    for pod in cluster.pods.list_on(node.name) if refused else ():
+        if (found := refused.get(pod["metadata"]["uid"])) and not has_ended(pod):
+            since = f" since {timestamp(found.at)}" if found.at else ""
+            delete = f"kubectl delete pod -n {found.namespace} {found.name}"
+            yield f"{found.title}: announced{since}, refused by {found.obstacle}: change it, or {delete}"
 
 
 def eviction_effects(cluster: Cluster, pods: Iterable[Mapping[str, Any]]) -> dict[str, RemovalEffect]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from msgspec import Struct, to_builtins
 
 from cli import index
-from cli.cluster_config import unused_keys
+from cli.cluster_config import unused_keys, values_of_groups, values_on
 from cli.node_groups import groups_of
 from cli.node_step import node_step
 from healthcheck.cluster.errors import Forbidden, NotFound
@@ -22,6 +22,7 @@ from healthcheck.memory.reason_names import STOPS_PODS
 from healthcheck.memory.rows import FindingRow, ReleaseRow
 from healthcheck.model import PREFIX, Severity, Status
 from healthcheck.node.devices import AllocatedDevices
+from healthcheck.node.evictions import evictions_on
 from healthcheck.node.state import (
     INSTANCE_TYPE,
     LAST_CHECK,
@@ -32,7 +33,9 @@ from healthcheck.node.state import (
     with_devices,
 )
 from healthcheck.operations.next_step import NextStep
+from healthcheck.text.boundary import LONGEST_NAME
 from healthcheck.text.moments import moment_or_none, timestamp
+from healthcheck.text.printable import printable
 from healthcheck.verdict import budget, gate
 from healthcheck.verdict import record as records
 from healthcheck.verdict.gate import refusals_in
@@ -42,10 +45,13 @@ from healthcheck.verdict.taint_decision import accepts_work
 if TYPE_CHECKING:
     from healthcheck.cluster.client import Cluster
     from healthcheck.cluster.leases import Heartbeat
+    from healthcheck.settings.node_overrides import ValueInForce
 
 T = TypeVar("T")
 Beats: TypeAlias = "Mapping[str, Heartbeat]"
 """Heartbeats by node name."""
+IntervalOf: TypeAlias = "Callable[[NodeState], timedelta]"
+"""Returns the interval of a node's deep tests."""
 _MOST = 10**9
 """Upper limit for the numbers of the ConfigMap that are read here."""
 _NOT_YET = (
@@ -86,6 +92,15 @@ class FleetFinding(Struct, frozen=True):
     about: Mapping[str, str]
     """Index, UUID and serial of the GPU."""
     detail: str = ""
+
+
+class FleetEviction(Struct, frozen=True):
+    """Eviction of one pod by the evict program. `why`: what refuses or delays it, else the node's finding."""
+
+    pod: str
+    state: str
+    due: str
+    why: str
 
 
 class FleetRow(Struct, frozen=True):
@@ -130,6 +145,7 @@ class FleetRow(Struct, frozen=True):
     cordoned: bool = False
     run: str = ""
     """Kind of the run that has claimed the node: `sweep`, `l2`, `quarantine`, `reset`; '' without one."""
+    evictions: tuple[FleetEviction, ...] = ()
 
     @property
     def shown_status(self) -> str:
@@ -178,19 +194,22 @@ class NodeReport(Struct, frozen=True):
     slots: tuple[str, ...]
     """Names of the node's slots; () also without permission to list them."""
     budget: FleetBudget
+    settings: tuple[ValueInForce, ...] = ()
+    """Settings of its node group, and of the cluster where a node group can have others."""
 
 
 def read_node(cluster: Cluster, name: str) -> NodeReport:
     """Return one node. Other objects that can't be read are ignored. Raises NotFound."""
     cluster.connection.pass_over = lambda _: None
     config, now = _if_allowed(cluster.settings.read_config), datetime.now(UTC)
-    interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL") or 0)
-    is_late = partial(_is_overdue, interval=interval, now=now)
+    interval_of = _intervals(config)
+    is_late = partial(_is_overdue, interval_of=interval_of, now=now)
     (node,) = _with_devices(cluster, [cluster.nodes.read(name)], config, is_late)
     beats = _heartbeats(cluster)
-    row = row_of_node(node, (beats or {}).get(name), interval, now, listed=beats is not None)
+    row = row_of_node(node, (beats or {}).get(name), interval_of(node), now, listed=beats is not None)
     slots = _if_allowed(lambda: tuple(slot.name for slot in cluster.leases.slots(name))) or ()
-    return NodeReport(row, node, slots, _budget(cluster, config, None if beats is None else len(beats)))
+    places = _budget(cluster, config, None if beats is None else len(beats))
+    return NodeReport(row, node, slots, places, values_on(config or {}, node.labels))
 
 
 def read_fleet(cluster: Cluster, chosen: str = "") -> Fleet:
@@ -201,11 +220,11 @@ def read_fleet(cluster: Cluster, chosen: str = "") -> Fleet:
     unread: list[str] = []
     cluster.connection.pass_over = unread.append
     config = _if_allowed(cluster.settings.read_config)
-    interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL") or 0)
+    interval_of = _intervals(config)
     beats = _heartbeats(cluster)
-    is_late = partial(_is_overdue, interval=interval, now=datetime.now(UTC))
+    is_late = partial(_is_overdue, interval_of=interval_of, now=datetime.now(UTC))
     nodes = _with_devices(cluster, gpu_nodes(cluster, chosen), config, is_late)
-    rows = _rows(cluster, nodes, beats, interval)
+    rows = _rows(cluster, nodes, beats, interval_of)
     places = _budget(cluster, config, None if beats is None else len(beats))
     refused = _refused(cluster, {row.node for row in rows})
     unused = unused_keys(config or {})
@@ -224,7 +243,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
     return {"totals": to_builtins(totals_of(fleet)), **to_builtins(fleet)}
 
 
-def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, interval: timedelta) -> list[FleetRow]:
+def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, interval_of: IntervalOf) -> list[FleetRow]:
     """Convert each node to a row when its page arrives: whole Nodes of a fleet would need too much memory."""
     rows, unheard = {}, {}
     for node in nodes:
@@ -232,10 +251,12 @@ def _rows(cluster: Cluster, nodes: Iterable[NodeState], beats: Beats | None, int
         if beat is None and beats is not None and STATUS in node.labels:
             unheard[node.name] = node
         else:
-            rows[node.name] = row_of_node(node, beat, interval, datetime.now(UTC), listed=beats is not None)
+            rows[node.name] = row_of_node(node, beat, interval_of(node), datetime.now(UTC), listed=beats is not None)
     later = _heartbeats(cluster) if unheard else None  # an agent may have started since
     for name, node in unheard.items():
-        rows[name] = row_of_node(node, (later or {}).get(name), interval, datetime.now(UTC), listed=later is not None)
+        rows[name] = row_of_node(
+            node, (later or {}).get(name), interval_of(node), datetime.now(UTC), listed=later is not None
+        )
     return list(rows.values())
 
 
@@ -288,8 +309,15 @@ def _with_devices(
         yield node if allocated is None else with_devices(node, allocated)
 
 
-def _is_overdue(node: NodeState, interval: timedelta, now: datetime) -> bool:
-    return is_overdue(node, last_deep_test(node, now), interval, now)
+def _is_overdue(node: NodeState, interval_of: IntervalOf, now: datetime) -> bool:
+    return is_overdue(node, last_deep_test(node, now), interval_of(node), now)
+
+
+def _intervals(config: Mapping[str, str] | None) -> IntervalOf:
+    if (values := values_of_groups(config or {})) is None:
+        interval = timedelta(seconds=_number(config, "DCGM_L2_INTERVAL") or 0)
+        return lambda _: interval
+    return lambda node: timedelta(seconds=values.for_labels(node.labels).dcgm_l2_interval_seconds)
 
 
 def _worst_first(row: FleetRow) -> tuple[int, int, bool, str]:
@@ -360,7 +388,17 @@ def row_of_node(
         not_compared=_why_not_compared(node, record, silent),
         cordoned=node.cordoned,
         run=claim.kind.value if (claim := claim_on(node, now)) is not None else "",
+        evictions=tuple(_evictions(node, now)),
     )
+
+
+def _evictions(node: NodeState, now: datetime) -> Iterator[FleetEviction]:
+    found = evictions_on(node, now)
+    for pod in found.pods:
+        why = pod.obstacle if pod.why else found.finding or ""
+        yield FleetEviction(
+            pod.title, str(pod.state), timestamp(pod.due) if pod.due else "", printable(why, LONGEST_NAME)
+        )
 
 
 def _released(row: ReleaseRow | None) -> str:

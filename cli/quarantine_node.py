@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from cli.eviction import NodeDrain, must_be_allowed, warnings_of
+from cli.eviction import NodeDrain, must_be_allowed, must_not_be_refused, warnings_of
 from cli.node_job import Following, JobKind, NodeJob
 from cli.node_requests import CouldNot, NodeRequests
 from cli.node_step import idle_step
@@ -111,6 +111,8 @@ class NodeQuarantine:
         if job is not None:
             self._job.must_be_ours(job, template)
         following = job if job and _is_to_follow(job, node) else None
+        if following is None:
+            must_not_be_refused(self._requests, node)
         # The drain would also evict the pod of the running test.
         drain = DrainPlan() if following or not self._options.drain else self._drain.plan()
         plan = QuarantinePlan(node, template, drain, following)

@@ -14,6 +14,7 @@ from functools import cache, partial
 
 import structlog
 
+from cli.eviction import refused_evictions
 from cli.node_requests import CouldNot, NodeRequests
 from cli.output.progress import NodeProgress
 from cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome
@@ -95,10 +96,10 @@ def _names(cluster: Cluster, now: datetime) -> Iterator[str]:
 
 def _why_not(cluster: Cluster, name: str, now: datetime) -> str:
     try:
-        why = why_not_automatic(cluster.nodes.read(name), now)
+        node = cluster.nodes.read(name)
     except NotFound:
         return "it is gone"
-    why = why or _foreign_job(cluster, name)
+    why = why_not_automatic(node, now) or _foreign_job(cluster, name) or next(refused_evictions(cluster, node, now), "")
     pod = None if why else next(iter(cluster.pods.list_with_gpus(name)), None)
     return why or (f"in use: {pod}" if pod is not None else "")
 

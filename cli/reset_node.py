@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from cli.eviction import Eviction, NodeDrain, eviction_effects, must_be_allowed, warnings_of
+from cli.eviction import Eviction, NodeDrain, eviction_effects, must_be_allowed, must_not_be_refused, warnings_of
 from cli.node_job import JobKind, NodeJob
 from cli.node_requests import CouldNot, NodeRequests, must_have
 from cli.node_step import node_step
@@ -217,6 +217,8 @@ class NodeReset:
         is_new = not (following or is_rebooting or is_unreturned)
         if following is None and (why := list(self._objections(node, targets, is_new=is_new))):
             raise CouldNot("its GPUs are not reset, and nothing was changed", *why)
+        if is_new:
+            must_not_be_refused(self._requests, node)
         force = self._options.force
         is_at_once = is_new and self._options.reboot and is_rebooted_at_once(node, targets, force=force)
         drain = DrainPlan()

@@ -53,7 +53,8 @@ def uninstall(
 
     Other tools' values stay, and so does a person's cordon.
 
-    Remove the gate's policy, our agents and CronJobs first, because they would write again; the command prints how.
+    Remove the gate's policy, our agents, Deployments and CronJobs first, because they would write again; the command
+    prints how.
 
     Exit code: 0 no node has anything of ours; 1 a node has, or our programs still run; 2 could not; 130 no
     answer.

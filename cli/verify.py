@@ -22,7 +22,7 @@ from cli.words import end, explained
 from healthcheck.catalog import dcgm
 from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
 from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.names import AGENT, NAMESPACE, POLICIES
+from healthcheck.cluster.names import AGENT, EVICT, NAMESPACE, POLICIES
 from healthcheck.host.console import Screen
 from healthcheck.host.program import COULD_NOT
 from healthcheck.host.streams import complain
@@ -35,6 +35,7 @@ from healthcheck.verdict.record import AgentRecord
 
 if TYPE_CHECKING:
     from healthcheck.cluster.client import Cluster
+    from healthcheck.settings.declaration import NodeSettings
 
 _NUMBER = re.compile(r"\d{1,6}\Z", re.ASCII)
 Timeout = Annotated[
@@ -193,6 +194,7 @@ def settings_answers(cluster: Cluster, nodes: Iterable[NodeState]) -> Iterator[V
     yield Verification("settings", holds=not lacking, message=lacking or valid)
     if config.settings.values.device_taints:
         yield from _device_taint_answers(cluster, [is_shared(node) for node in nodes])
+    yield from _evict_answers(cluster, config.settings.values)
 
 
 def crowd_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
@@ -234,6 +236,36 @@ def _device_taint_answers(cluster: Cluster, shared_by_hami: Sequence[bool]) -> I
             yield Verification("HAMi cordons", not why, message)
 
 
+def _evict_answers(cluster: Cluster, values: NodeSettings) -> Iterator[Verification]:
+    """Yield whether the evictions that EVICT_SEVERITY enables are possible; nothing if they are not enabled."""
+    from healthcheck.settings.node_overrides import parse_lines  # noqa: PLC0415 - loads pydantic
+
+    try:
+        has_evict = cluster.pods.has_evict()
+    except Forbidden as error:
+        yield Verification("evictions", holds=True, message=f"could not check: {error}")
+        return
+    of_groups = [line.values.get("evict_severity") for line in parse_lines(values.node_overrides)]
+    is_enabled = any(severity is not None for severity in (values.evict_severity, *of_groups))
+    off = [
+        key
+        for key, is_on in (("ENABLE_LABEL", values.enable_label), ("ENABLE_TAINT", values.enable_taint))
+        if not is_on
+    ]
+    if has_evict and not is_enabled:
+        yield Verification(
+            "evictions", holds=False, message=f"{EVICT} is installed and EVICT_SEVERITY is empty: {_NO_POD}"
+        )
+    elif has_evict and off:
+        yield Verification("evictions", holds=False, message=f"{' and '.join(off)} must be true: {_NO_POD}")
+    elif is_enabled and not has_evict and not values.device_taints:
+        message = f"EVICT_SEVERITY needs kubernetes/overlays/evict or DEVICE_TAINTS: {_NO_POD}"
+        yield Verification("evictions", holds=False, message=message)
+    elif has_evict:
+        yield Verification("evictions", holds=True, message=f"{EVICT} is installed, and EVICT_SEVERITY is set")
+
+
+_NO_POD = "no pod is evicted"
 _CROWDED = (
     "they remain from server-side apply, possibly with a stolen token. List them with `kubectl get node NODE -o yaml"
     " --show-managed-fields`, clear them with `kubectl patch node NODE --type=merge -p"

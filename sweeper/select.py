@@ -24,6 +24,7 @@ from healthcheck.deep.job import COMPONENT_LABEL, JobName, JobState, job_on, pod
 from healthcheck.node.devices import CLAIM_TEMPLATE
 from healthcheck.node.gpu_resources import GpuPod
 from healthcheck.node.state import INSTANCE_TYPE, KEEPS_AWAY, RESULTS, NodeState
+from healthcheck.node.tolerations import tolerates
 from healthcheck.text.moments import timestamp
 
 _RETRY_SHARE = 4
@@ -36,11 +37,10 @@ _BY_MPS = "MPS shares its GPUs, so a test's pod gets a part of one: only an agen
 
 
 class SweepLimits(Struct, frozen=True):
-    """Limits of the settings: number of nodes at the same time, share of an instance type, and interval."""
+    """Limits of the settings: number of nodes at the same time, and share of an instance type."""
 
     nodes: int
     percent: int
-    interval: timedelta
 
 
 class Candidate(Struct, frozen=True):
@@ -57,6 +57,8 @@ class Candidate(Struct, frozen=True):
     """Reason on the node against a test; '' without one."""
     under_run: bool
     overdue: bool
+    interval: timedelta
+    """Period of its deep tests; 0: none."""
     devices: int = 0
     """GPUs that DRA allocates."""
 
@@ -95,6 +97,7 @@ def candidate(
         or engine_obstacle(node),
         under_run=claim_on(node, now) is not None,
         overdue=is_overdue(node, tested, interval, now),
+        interval=interval,
         devices=node.devices.gpus if node.devices else 0,
     )
 
@@ -116,7 +119,7 @@ def select(
     used = Counter(node.instance_type for node in nodes if node.under_run)
     decisions = []
     for node in sorted(nodes, key=lambda node: (_last(node, tried), node.name)):
-        why = _unfit(node, busy.get(node.name, ""), tried.get(node.name, _NO_ATTEMPT), limits.interval, now)
+        why = _unfit(node, busy.get(node.name, ""), tried.get(node.name, _NO_ATTEMPT), now)
         allowed = max(1, of_type[node.instance_type] * limits.percent // 100)
         if not why and used[node.instance_type] >= allowed:
             named = node.instance_type or "unknown type"
@@ -148,11 +151,11 @@ def _last(node: Candidate, tried: Mapping[str, Attempt]) -> datetime:
     return max(node.tested.at if node.tested else _NEVER, of_record, tried.get(node.name, _NO_ATTEMPT).at)
 
 
-def _unfit(node: Candidate, holder: str, tried: Attempt, interval: timedelta, now: datetime) -> str:
+def _unfit(node: Candidate, holder: str, tried: Attempt, now: datetime) -> str:
     """Return the reason against the node that is independent of other nodes; '' without one."""
-    if not interval:
-        return "DCGM_L2_INTERVAL is 0: there are no deep tests"
-    if node.tested and not is_due(node.tested, interval, now):
+    if not node.interval:
+        return "DCGM_L2_INTERVAL is 0 for it: it has no deep tests"
+    if node.tested and not is_due(node.tested, node.interval, now):
         return f"tested at {timestamp(node.tested.at)}"
     if node.obstacle:
         return node.obstacle
@@ -162,13 +165,13 @@ def _unfit(node: Candidate, holder: str, tried: Attempt, interval: timedelta, no
     attempt = node.tried if node.tried and node.tried.at >= tried.at else tried
     # The record is as new as its Job, so that Job had a verdict.
     in_vain = node.tested is None or attempt.at > node.tested.at
-    return str(attempt) if in_vain and now - attempt.at < interval / _RETRY_SHARE else ""
+    return str(attempt) if in_vain and now - attempt.at < node.interval / _RETRY_SHARE else ""
 
 
 def _kept_away(node: NodeState, tolerations: Sequence[Mapping[str, Any]]) -> str:
     """Return the reason of a taint that the sweep's pod does not tolerate."""
     for taint in node.taints:
-        if taint.get("effect") in KEEPS_AWAY and not any(_tolerates(toleration, taint) for toleration in tolerations):
+        if taint.get("effect") in KEEPS_AWAY and not any(tolerates(toleration, taint) for toleration in tolerations):
             return f"its taint {taint.get('key')} keeps the sweep away"
     return ""
 
@@ -179,17 +182,6 @@ def _shared(node: NodeState) -> str:
     With time-slicing this depends on a setting of the plugin, which shows only when it rejects a Job.
     """
     return _BY_MPS if any(node.labels.get(key) == _MPS for key in _SHARING) else ""
-
-
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    """Whether the toleration matches the taint, by the rules of the scheduler (API Toleration)."""
-    if toleration.get("effect") not in (None, "", taint.get("effect")):
-        return False
-    exists = toleration.get("operator") == "Exists"
-    if not toleration.get("key"):
-        return exists
-    same_value = (toleration.get("value") or "") == (taint.get("value") or "")
-    return toleration["key"] == taint.get("key") and (exists or same_value)
 
 
 COMPONENT = "sweep"

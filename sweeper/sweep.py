@@ -101,8 +101,8 @@ class Sweep:
         self._job_settings = JobSettings(
             values.sweep_namespace, values.dcgm_timeout_seconds + values.job_timeout_seconds
         )
-        interval = timedelta(seconds=values.dcgm_l2_interval_seconds)
-        self._limits = SweepLimits(values.max_nodes_per_sweep, values.max_sweep_percent, interval)
+        self._values = values
+        self._limits = SweepLimits(values.max_nodes_per_sweep, values.max_sweep_percent)
         self._heartbeats_valid_until: dict[str, datetime] = {}
         self._placed: set[str] = set()
         self._allocated = AllocatedDevices()
@@ -178,9 +178,8 @@ class Sweep:
             holders[node.name] = self._holder(node, slot_owners)
             if is_marked(node):
                 marked.append(node)
-            node_candidate = candidate(
-                node, self._heartbeats_valid_until.get(node.name), tolerated, self._limits.interval, now
-            )
+            interval = timedelta(seconds=self._values.for_labels(node.labels).dcgm_l2_interval_seconds)
+            node_candidate = candidate(node, self._heartbeats_valid_until.get(node.name), tolerated, interval, now)
             if node_candidate is not None:
                 candidates.append(node_candidate)
         busy = busy_nodes(self._cluster.pods.list_with_gpus(), self._claimed(), self._allocated.devices)

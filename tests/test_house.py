@@ -32,7 +32,7 @@ from sweeper.settings import SweeperSettings
 from tools import docs, explain_index, manifests
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("healthcheck", "diagnosis", "agent", "sweeper", "quarantine", "repair")
+PARTS = ("healthcheck", "diagnosis", "agent", "evict", "sweeper", "quarantine", "repair")
 ROOMS = sorted(
     str(file.parent.relative_to(ROOT)).removeprefix("healthcheck/")
     for part in (*PARTS, "cli")

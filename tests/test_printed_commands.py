@@ -17,7 +17,7 @@ import pytest
 from sim.control_plane import ControlPlane
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("agent", "cli", "healthcheck", "quarantine", "repair", "sweeper")
+OTHERS = ("agent", "cli", "evict", "healthcheck", "quarantine", "repair", "sweeper")
 """Packages beside `diagnosis`, whose changes of the cluster are run by tests/diagnosis/test_printed_changes.py."""
 RUNTIMES = "tests/checks/test_printed_runtime_commands.py"
 

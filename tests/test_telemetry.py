@@ -14,8 +14,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from agent.telemetry import MOST_FINDINGS, DeepRun, MetricsText, Telemetry
+from agent.telemetry import MOST_FINDINGS, DeepRun, Telemetry
 from healthcheck import __version__
+from healthcheck.host.metrics_page import MetricsText
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, KernelEvent, Nature, Severity, Status
 from tests.hostile import HOSTILE

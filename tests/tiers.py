@@ -23,7 +23,7 @@ _SCHEDULED = "scheduled"
 _TESTS = Path(__file__).parent
 _STARTING = {"control_plane", "scheduled", "real_containerd", "stories", "watched", "quick", "helm"}
 _SERVERS = {"kube-apiserver", "etcd", "containerd", "prometheus"}
-_PROGRAMS = {"agent", "sweeper", "sweeper.sweep_run", "quarantine", "sim.control_plane"}
+_PROGRAMS = {"agent", "evict", "sweeper", "sweeper.sweep_run", "quarantine", "sim.control_plane"}
 """Of ours, those that work for long; the command line and what asks NVML end at once."""
 _IN_DISGUISE = "tests."
 """Modules of tests that run as programs: ours, with a fault or an end planted in them."""

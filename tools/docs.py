@@ -20,6 +20,7 @@ from msgspec import to_builtins
 from agent.telemetry import Telemetry
 from diagnosis.causes import OF_WORKLOADS
 from diagnosis.model import Cause
+from evict.metrics import METRICS
 from healthcheck.catalog.policy import Policy
 from healthcheck.catalog.profiles import FORM, PROFILES_FILE
 from healthcheck.catalog.sxid import CLASSES, sxid_table
@@ -196,7 +197,7 @@ def metrics_table() -> str:
     """Return one line per metric, with the alerts, recorded series and panels that use it."""
     lines = ["| metric | type | labels | meaning | used in |", "|---|---|---|---|---|"]
     uses = uses_by_metric()
-    for metric in sorted(Telemetry().metrics, key=lambda metric: metric.name):
+    for metric in sorted((*Telemetry().metrics, *METRICS), key=lambda metric: metric.name):
         labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
         used = ", ".join(uses[metric.name]) or "-"
         lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} | {used} |")

@@ -52,6 +52,21 @@ _REPEATED = {
 }
 
 
+_EVENTS = {
+    "EvictionAnnounced": "The program evict will evict the pod at the named time, because its GPU is faulty: let it "
+    "write a checkpoint. The eviction is cancelled if the fault ends before.",
+    "EvictionRequested": "The delay has passed, and the program evict has requested the pods' eviction.",
+    "EvictionRefused": "A PodDisruptionBudget, a webhook or a missing permission refuses the eviction of a pod with a "
+    "faulty GPU. It is retried. Change the budget or delete the pod; `gpu-healthcheck release`, or an empty "
+    "EVICT_SEVERITY for the node group, ends the eviction.",
+    "EvictionCancelled": "The fault ended before the pods were evicted: they stay.",
+    "SlurmMustDrain": "The pod is a Slurm node on a faulty node. It is not evicted: drain it in Slurm "
+    "(`scontrol update nodename=NAME state=drain reason=gpu`).",
+    "evict": "The annotation with the announced, requested and refused evictions of a Node's pods, and the program "
+    "that writes it: it evicts pods from faulty GPUs where EVICT_SEVERITY is set.",
+}
+
+
 def index_entries() -> Iterator[IndexEntry]:
     for cause in CAUSES:
         message = f"{cause.meaning} {cause.action}"
@@ -72,6 +87,9 @@ def index_entries() -> Iterator[IndexEntry]:
     yield from _checks()
     yield from _of(SETTING, dict(_settings()), "docs/settings.md")
     yield from _of("a metric of the agent", _metrics(), "docs/metrics.md")
+    for name, meaning in _EVENTS.items():
+        kind, more = ("an Event", "docs/evict.md") if name[0].isupper() else ("an annotation", "docs/record.md")
+        yield IndexEntry(name, kind, meaning, more)
     yield from _of(REASON, _REPEATED, f"{_FINDINGS}#xid")
     yield IndexEntry(
         UNEXPLAINED,

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-PRODUCT = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
+PRODUCT = ("agent", "cli", "diagnosis", "evict", "healthcheck", "quarantine", "repair", "sweeper")
 
 
 LIMITS = {

@@ -13,7 +13,7 @@ from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError
 from healthcheck.model import PREFIX
 from healthcheck.node.hami import CORDON
-from healthcheck.node.state import DEVICE_CORDON, REPAIR_CONDITIONS, WATCHED_LABELS, NodeState
+from healthcheck.node.state import DEVICE_CORDON, EVICT, REPAIR_CONDITIONS, WATCHED_LABELS, NodeState
 
 log = structlog.get_logger()
 
@@ -65,15 +65,15 @@ class NodeWatch(threading.Thread):
     def _show(self, node: NodeState | None) -> None:
         """Set the current Node; None: it is deleted. The run comes last, so that its failure hides no Node."""
         self._state.note_unreadable("")
-        before = self._state.node
+        before = self._state.known
         if node is None:
             self._state.set_node(None)
             self._state.node_shown.set()
         elif self._state.keep_newer(node):
             self._state.node_shown.set()
-            if before is None or _differs(before, node):
+            if before.node is None or _differs(before.node, node) or self._state.settings is not before.settings:
                 self._state.news.set()
-            if before is None:
+            if before.node is None:
                 self._reporter.retry_now()
         self._state.see_run(node)
         self._state.node_changed.set()
@@ -89,11 +89,16 @@ def _ours(node: NodeState) -> tuple[object, ...]:
 
 
 def marks_of(node: NodeState) -> tuple[object, ...]:
-    """Return the fields of a Node, apart from conditions, whose change by another client needs an answer."""
+    """Return the fields of a Node, apart from conditions, whose change by another client needs an answer.
+
+    The annotation of the evict program needs none.
+    """
     labels = {key: value for key, value in node.labels.items() if key.startswith(PREFIX) or key in WATCHED_LABELS}
     is_ours = DEVICE_CORDON in node.annotations
     annotations = {
-        key: value for key, value in node.annotations.items() if key.startswith(PREFIX) or (key == CORDON and is_ours)
+        key: value
+        for key, value in node.annotations.items()
+        if (key.startswith(PREFIX) and key != EVICT) or (key == CORDON and is_ours)
     }
     return (node.uid, labels, annotations, node.tainted())
 

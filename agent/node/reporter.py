@@ -177,9 +177,10 @@ class Reporter(threading.Thread):
 
     def _write_heartbeat(self) -> None:
         wanted, node, now = self._beats_wanted, self._node(), self._state.now
-        seconds = _BEATS_MISSED * self._state.settings.values.check_interval_seconds
+        values = self._state.settings.values
+        seconds, group = _BEATS_MISSED * values.check_interval_seconds, node.labels.get(values.budget_label, "")
         self._api.permissions.write(
-            "leases", lambda: self._api.cluster.leases.renew_heartbeat(node, now().wall, seconds)
+            "leases", lambda: self._api.cluster.leases.renew_heartbeat(node, now().wall, seconds, group)
         )
         self._beats_written = wanted
         self._events.extend(self._forbidden)

@@ -23,7 +23,17 @@ from agent.state.agent_state import AgentState
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.errors import ClusterError, Conflict, NotFound, Unavailable
 from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import HELD, Slot, SlotGrant, allowed, draw, draw_free, occupancy, oldest_first
+from healthcheck.verdict.budget import (
+    HELD,
+    Slot,
+    SlotGrant,
+    allowed,
+    draw,
+    draw_free,
+    occupancy,
+    oldest_first,
+    size_for,
+)
 
 log = structlog.get_logger()
 
@@ -66,17 +76,34 @@ class OwnSlot:
         self._node_uid = ""
         self._nodes = self._in_use = _Count()
         self._used: int | None = None
+        self._group = self._group_text = ""
+        """Value of the Node's label BUDGET_LABEL, and `label=value`; empty without a group."""
+        self._group_nodes, self._group_grant = _Count(), HELD
+        """Last complete count of the group's nodes, and the last grant by the group's limit."""
+        self._verified_uid = ""
+        """UID of the slot that is within the group's limit, or of which our taint is set already."""
         self.allowed_slots = 0
         """Number of slots of the fleet at the last request."""
         self._draw = random.Random()  # noqa: S311 - spreads the fleet over the slots, no secret
 
-    def acquire(self, node: NodeState, percent: int, *, closely: bool = True) -> SlotGrant:
-        """Acquire a slot. Raises ClusterError if the cluster does not answer.
+    def acquire(
+        self, node: NodeState, percent: int, label: str = "", *, tainted: bool = False, closely: bool = True
+    ) -> SlotGrant:
+        """Acquire a slot of the fleet, within the limit of the Node's group. Raises ClusterError without an answer.
 
+        The group are the nodes with this Node's value of `label`. A Node that is `tainted` keeps its slot.
         Only with `closely` a slot is found that is free because another node owns several; that lists all slots.
         """
-        if self._holds_one(node) and self._known is _Known.YES:
-            return HELD
+        self._set_group(node, label)
+        is_held = self._holds_one(node)
+        if not (self._group_grant.held or is_held or tainted):
+            grant = self._check_group(node, percent) if closely else self._group_grant
+            if not grant.held:
+                return grant
+        grant = HELD if is_held and self._known is _Known.YES else self._acquire_of_fleet(node, percent, closely)
+        return self._settle_group(node, percent, tainted) if grant.held and self._group else grant
+
+    def _acquire_of_fleet(self, node: NodeState, percent: int, closely: bool) -> SlotGrant:
         if self._slot is None and self._acquire_at_once(node, percent):
             return HELD
         used = self._count_slots()
@@ -89,6 +116,63 @@ class OwnSlot:
         if not closely and (used >= allowed_slots or (used := self._count_slots()) >= allowed_slots):
             return _budget_used(used, allowed_slots)
         return self._acquire_free(allowed_slots, node)
+
+    def _set_group(self, node: NodeState, label: str) -> None:
+        group = node.labels.get(label, "")
+        text = f"{label}={group}" if group else ""
+        if text != self._group_text:
+            self._group, self._group_text = group, text
+            self._group_nodes, self._group_grant = _Count(), HELD
+
+    def _settle_group(self, node: NodeState, percent: int, tainted: bool) -> SlotGrant:
+        """Count the slot in the Node's group, and release it if others of the group acquired all theirs earlier."""
+        if (old := self._slot) is not None and old.group != self._group:
+            # The Node's label or BUDGET_LABEL was changed. The fleet counts the holder throughout.
+            names = draw(max(self.allowed_slots, 1), self._draw) if old.name == node.name else [node.name]
+            if self._acquire_one_of(names, node):
+                self._delete(old)
+        uid = self._slot.uid if self._slot is not None else ""
+        if tainted or uid == self._verified_uid:
+            return HELD
+        grant = self._check_group(node, percent)
+        if grant.held:
+            self._verified_uid = uid
+        else:
+            self._release()
+        return grant
+
+    def _check_group(self, node: NodeState, percent: int) -> SlotGrant:
+        """Check that fewer other nodes of the group than allowed acquired their slot before this node.
+
+        Only the first slot of a holder counts. The others show in the list of all slots, which is read if the group
+        seems to be full.
+        """
+        for slots in (self._cluster.leases.slots(group=self._group), self._cluster.leases.slots()):
+            holders = occupancy(slots, self._group).before(node.name)
+            allowed_slots = self._allowed_in_group(holders, percent)
+            if holders < allowed_slots:
+                self._group_grant = HELD
+                break
+            self._group_grant = _budget_used(holders, allowed_slots, f"nodes with {self._group_text}")
+        return self._group_grant
+
+    def _allowed_in_group(self, holders: int, percent: int) -> int:
+        """Return the allowed number of the group's slots, as far as it decides about one more than `holders`.
+
+        A recent count can only refuse. Without an answer, the last known number stays.
+        """
+        known, enough = allowed(self._group_nodes.count, percent), size_for(holders, percent)
+        is_recent = self._clock() - self._group_nodes.at < COUNTED_SECONDS
+        if not holders or (is_recent and known <= holders):
+            return known
+        try:
+            count = self._cluster.leases.count_group(self._group, enough)
+        except ClusterError as error:
+            log.warning("the nodes of the group can't be counted", group=self._group_text, error=str(error))
+            return known
+        if count < enough:
+            self._group_nodes = _Count(count, self._clock())
+        return allowed(count, percent)
 
     def reconcile(self, node: NodeState) -> None:
         """Refresh the facts for the next request: our own slot, the slots in use, and the number of nodes.
@@ -142,7 +226,7 @@ class OwnSlot:
     def _acquire_one_of(self, names: Sequence[str], node: NodeState) -> bool:
         for name in names:
             try:
-                self._slot = self._cluster.leases.create_slot(name, node)
+                self._slot = self._cluster.leases.create_slot(name, node, self._group)
             except Conflict:
                 continue
             except ClusterError:
@@ -204,8 +288,8 @@ class OwnSlot:
             self._cluster.leases.delete_slot(slot)
 
 
-def _budget_used(used: int, allowed_slots: int) -> SlotGrant:
-    return SlotGrant(held=False, why=f"{used} of at most {allowed_slots} nodes are tainted already")
+def _budget_used(used: int, allowed_slots: int, nodes: str = "nodes") -> SlotGrant:
+    return SlotGrant(held=False, why=f"{used} of at most {allowed_slots} {nodes} are tainted already")
 
 
 _MOMENT_SECONDS = 2.0
@@ -255,7 +339,8 @@ class SlotRequests(threading.Thread):
         self._is_old = False
         """A check cycle has ended since the last answer."""
         self._node: NodeState | None = None
-        self._percent = 0
+        self._percent, self._label = 0, ""
+        self._is_tainted = False
         self._due_at = math.inf
         """Time of the next request (monotonic)."""
         self._failures = 0
@@ -273,14 +358,14 @@ class SlotRequests(threading.Thread):
         """Whether the budget has a slot for a taint that the Node may not have yet."""
         return self._state is SlotState.HELD
 
-    def request(self, node: NodeState, percent: int, *, tainted: bool) -> SlotGrant:
+    def request(self, node: NodeState, percent: int, label: str = "", *, tainted: bool) -> SlotGrant:
         """Return the slot once it is held. A refused one is requested again after the next cycle.
 
         `tainted`: our taint is on the Node already, or on a GPU of it. It stays without a slot.
         """
         answers = () if self._is_old else (SlotState.REFUSED, *(() if tainted else (SlotState.HELD,)))
         with self._condition:
-            self._percent, self._lacked = percent, None
+            self._percent, self._label, self._is_tainted, self._lacked = percent, label, tainted, None
             self._begin(SlotState.REQUESTED, node, *answers)
             if tainted:
                 return HELD
@@ -350,7 +435,8 @@ class SlotRequests(threading.Thread):
 
     def _ask(self, asked: SlotState, node: NodeState) -> SlotGrant:
         if asked is not SlotState.RELEASING:
-            return self._slot.acquire(node, self._percent, closely=asked is SlotState.REFUSED)
+            closely = asked is SlotState.REFUSED
+            return self._slot.acquire(node, self._percent, self._label, tainted=self._is_tainted, closely=closely)
         self._slot.release(node)
         with suppress(Unavailable):  # the next write counts again
             self._slot.reconcile(node)

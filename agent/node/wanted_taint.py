@@ -48,7 +48,8 @@ class WantedTaint:
         self._carrier = ""
         if not decision.wants_taint:
             return decision, HELD
-        grant = self.slot.request(node, view.rules.max_unhealthy_percent, tainted=by_devices or node.tainted())
+        rules, tainted = view.rules, by_devices or node.tainted()
+        grant = self.slot.request(node, rules.max_unhealthy_percent, rules.budget_label, tainted=tainted)
         cover = devices.request_cover(view, decision, node) if devices is not None and grant.held else None
         self._carrier = "node" if cover is None else "gpus"
         if cover is None or not cover.is_complete:

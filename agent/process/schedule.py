@@ -122,7 +122,9 @@ class Schedule:
         return max(_with_jitter(seconds) - elapsed_seconds, 0.0)
 
     def _check_config(self) -> float:
-        if self._state.is_reset():  # its pause and its result must not wait for an interval
+        known = self._state.known
+        has_other_checks = known.judgement.checks != known.settings.values.checks  # the Node has other labels
+        if has_other_checks or self._state.is_reset():  # its pause and its result must not wait for an interval
             self.start_cycle_soon()
         seen = _fingerprint(self._config_dir)
         if seen is not None and seen != self._config_seen:

@@ -3,6 +3,9 @@
 Changes are read before each cycle. If a value is invalid, the last valid one of its key stays. A file on the node has
 the last valid texts, also for a restart. Only the reader of the settings judges them: a text that this version rejects
 is not used.
+
+Another file has the last labels of the Node that selectors of `node-overrides` name: an agent that starts without the
+API server keeps the checks of its group, and so their findings.
 """
 
 from __future__ import annotations
@@ -21,26 +24,28 @@ from agent.telemetry import Telemetry
 from healthcheck.host import node_file
 from healthcheck.model import Shortage
 from healthcheck.settings.declaration import IMDS, Folder, LogLevel, NodeName, Port
+from healthcheck.settings.node_overrides import selected_labels
 from healthcheck.settings.reading import BadValue, Seen, Settings, UnknownKeys, read_settings, seen_in, unknown_keys
 from healthcheck.text.printable import printable
 
-_NAME = "settings.json"
+LABELS = "node-labels.json"
+_TEXTS = "settings.json"
 _LONGEST = 8 << 20
 """A ConfigMap has at most 1 MiB, and a character takes at most six bytes in JSON."""
 
 
-def load(folder: Path) -> dict[str, str]:
+def load(folder: Path, name: str = _TEXTS) -> dict[str, str]:
     """Return the texts by key; none if the file is missing, too long or damaged."""
     try:
-        return msgspec.json.decode(node_file.read_start(folder / _NAME, _LONGEST), type=dict[str, str])
+        return msgspec.json.decode(node_file.read_start(folder / name, _LONGEST), type=dict[str, str])
     except (OSError, Shortage, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
 
 
-def save(folder: Path, texts: Mapping[str, str]) -> None:
+def save(folder: Path, texts: Mapping[str, str], name: str = _TEXTS) -> None:
     """Write the texts if they changed. Raises OSError; a restart then knows the earlier ones."""
-    if texts != load(folder):
-        node_file.replace_whole(folder / _NAME, msgspec.json.encode(dict(texts)))
+    if texts != load(folder, name):
+        node_file.replace_whole(folder / name, msgspec.json.encode(dict(texts)))
 
 
 class AgentSettings(Struct, frozen=True, kw_only=True):
@@ -78,6 +83,7 @@ class MountedConfiguration:
         self._reporter = reporter
         self._telemetry = telemetry
         self._settings = Settings()
+        """Settings of the cluster."""
         self._seen: Seen | None = None
         """State of the folder at the last read; None: unknown."""
         self._bad: tuple[BadValue, ...] = ()
@@ -91,10 +97,10 @@ class MountedConfiguration:
                 self._read()
         except Shortage as error:
             log.warning("the configuration can't be read now", error=str(error))
-            return
         if self._settings.values.kernel_log_lines and not self._ignored_logged:
             self._ignored_logged = True
             log.warning("KERNEL_LOG_LINES has no effect: the agent remembers its position in the log")
+        self._save(selected_labels(self._settings.values, self._state.known.labels), LABELS)
         self._ledger.configure(self._settings)
 
     def _read(self) -> None:
@@ -104,12 +110,15 @@ class MountedConfiguration:
         unknown = unknown_keys(self._directory)
         self._report_bad(settings.bad)
         self._report_unknown(unknown)
-        in_force = self._state.settings
-        self._settings = settings.keeping(in_force) if in_force.profiles else settings
+        self._settings = settings.keeping(self._settings) if self._settings.profiles else settings
         self._seen = settings.seen
-        if settings.seen is not None and (folder := self._ledger.folder) is not None:
+        if settings.seen is not None:
+            self._save(settings.texts, _TEXTS)
+
+    def _save(self, texts: Mapping[str, str], name: str) -> None:
+        if (folder := self._ledger.folder) is not None:
             try:
-                save(folder, settings.texts)
+                save(folder, texts, name)
             except OSError as error:
                 log.warning("the last valid settings can't be saved", error=printable(str(error), _LONGEST_ERROR))
 

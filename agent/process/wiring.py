@@ -26,7 +26,7 @@ from agent.node.pod_reporter import PodReporter
 from agent.node.reporter import Reporter
 from agent.node.reset_watch import ResetWatch
 from agent.process.schedule import Schedule
-from agent.process.settings import AgentSettings, MountedConfiguration
+from agent.process.settings import LABELS, AgentSettings, MountedConfiguration, load
 from agent.state.agent_state import AgentState
 from agent.state.ledger import Ledger
 from agent.telemetry import Telemetry
@@ -152,7 +152,8 @@ class Agent:
     ) -> None:
         self.settings = settings
         start = start_from(file, settings.host_root, telemetry)
-        self.state = state = AgentState(settings.node_name, start.memory)
+        labels = load(settings.state_dir, LABELS)
+        self.state = state = AgentState(settings.node_name, start.memory, labels=labels)
         self.ledger = ledger = Ledger(state, file, telemetry)
         api = ApiServer(cluster, Permissions(telemetry), Outage(), write)
         self.cluster = ClusterSide(api, state, ledger, telemetry, settings.host_root)
@@ -186,8 +187,11 @@ class Agent:
         # more, and a flooded log overruns its ring buffer in that time.
         gc.freeze()
         self.host.deep_processes.start()
-        self.host.kernel_log.start()
         self.cluster.node_watch.start()
+        if self.state.settings.values.node_overrides:
+            # The log is judged once, by the checks of the Node's group, and its findings are written before any cycle.
+            self.state.node_shown.wait(_FIRST_SIGHT_SECONDS)
+        self.host.kernel_log.start()
         self.cluster.node_writer.start()
         if self.reset_watch is not None:
             self.reset_watch.start()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct, field
@@ -104,7 +105,11 @@ class AgentKnowledge(Struct, frozen=True):
     """State of the agent at one moment, and the values derived from it."""
 
     judgement: Judgement = field(default_factory=Judgement)
+    cluster_settings: Settings = field(default_factory=Settings)
     settings: Settings = field(default_factory=Settings)
+    """Settings in force: those of the cluster, with the values of `node-overrides` for these labels."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the Node; without a Node, its last known ones."""
     node: NodeState | None = None
     """The Node as last observed; None before the first read, after its deletion, and when it must be read again."""
     last_evidence: Evidence | None = None
@@ -121,6 +126,18 @@ class AgentKnowledge(Struct, frozen=True):
     run: RunOnNode = field(default_factory=RunOnNode)
     deep_processes: Mapping[int, float] = field(default_factory=dict)
     """Processes of deep tests, by pid, with the last observation (monotonic)."""
+
+    def after(self, **changes: Any) -> AgentKnowledge:
+        """Return the state with these changes, and with the settings that follow from them."""
+        known = replace(self, **changes)
+        is_same = known.cluster_settings is self.cluster_settings
+        if is_same and known.node is self.node:
+            return known
+        labels = known.node.labels if known.node is not None else known.labels
+        values = known.cluster_settings.values.for_labels(labels)
+        is_same = is_same and values == self.settings.values
+        settings = self.settings if is_same else replace(known.cluster_settings, values=values)
+        return replace(known, labels=labels, settings=settings)
 
     @property
     def memory(self) -> Memory:
@@ -189,7 +206,13 @@ class AgentKnowledge(Struct, frozen=True):
 class AgentState:
     """Shared state of the agent's parts. Thread-safe. `now` is the clock of all parts."""
 
-    def __init__(self, node_name: str, memory: Memory | None = None, now: Callable[[], Now] = clock.now) -> None:
+    def __init__(
+        self,
+        node_name: str,
+        memory: Memory | None = None,
+        now: Callable[[], Now] = clock.now,
+        labels: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.node_name = node_name
         self.now = now
         self.news = threading.Event()
@@ -200,7 +223,8 @@ class AgentState:
         """Set when the watch has delivered the Node or its deletion."""
         self._lock = threading.Lock()
         self._unreadable = ""
-        self._known = AgentKnowledge(Judgement(memory or Memory(), checks=Settings().values.checks))
+        judgement = Judgement(memory or Memory(), checks=Settings().values.checks)
+        self._known = AgentKnowledge(judgement, labels=labels)
 
     @property
     def known(self) -> AgentKnowledge:
@@ -236,12 +260,13 @@ class AgentState:
         """Set the judgement. Only the ledger calls this, after the write to the disk."""
         self._put(judgement=judgement)
 
-    def configure(self, settings: Settings, memory: Memory) -> None:
-        """Set the settings, and the memory without the findings of checks that no longer run.
+    def configure(self, settings: Settings, memory: Memory, outcomes: Iterable[Outcome] = ()) -> None:
+        """Set the settings of the cluster, the outcomes of new checks, and the memory without findings of removed ones.
 
         Only the ledger calls this.
         """
-        self._put(settings=settings, judgement=self.judgement.among(settings.values.checks, memory))
+        checks = settings.values.for_labels(self.known.labels).checks
+        self._put(cluster_settings=settings, judgement=self.judgement.among(checks, memory).after(memory, outcomes))
 
     def keep_newer(self, node: NodeState) -> bool:
         """Keep the Node if it is newer, and return whether it is.
@@ -252,7 +277,7 @@ class AgentState:
             before = self._known.node
             if before is not None and _is_older(node, before):
                 return False
-            self._known = replace(self._known, node=node)
+            self._change(node=node)
             return True
 
     def set_node(self, node: NodeState | None) -> None:
@@ -309,7 +334,13 @@ class AgentState:
 
     def _put(self, **changes: Any) -> None:
         with self._lock:
-            self._known = replace(self._known, **changes)
+            self._change(**changes)
+
+    def _change(self, **changes: Any) -> None:
+        """Set these values. Other settings in force are news, whoever delivered the labels or the ConfigMap."""
+        before, self._known = self._known, self._known.after(**changes)
+        if self._known.settings is not before.settings:
+            self.news.set()
 
 
 def _is_older(node: NodeState, than: NodeState) -> bool:

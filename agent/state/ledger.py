@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.state.agent_state import AgentState, Judgement
 from agent.telemetry import Telemetry
-from healthcheck.checks.examine import CHECK_FAILED
+from healthcheck.checks.examine import CHECK_FAILED, judge
 from healthcheck.deep.deep_record import DeepRecord, PassedRun, after_deep_record
 from healthcheck.memory import exits
 from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle, without_checks
@@ -22,7 +22,8 @@ from healthcheck.memory.file import MemoryFile, MemoryFileError
 from healthcheck.memory.findings import ActiveFinding, Memory, Release
 from healthcheck.memory.kernel_events import after_kernel_log
 from healthcheck.memory.severity_changes import in_force
-from healthcheck.model import Check, Now, Outcome, Severity, Unobserved
+from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
+from healthcheck.probes.kernel_log import RING
 from healthcheck.settings.reading import Settings
 
 log = structlog.get_logger()
@@ -82,11 +83,18 @@ class Ledger:
         return self._file.directory if self._file is not None else None
 
     def configure(self, settings: Settings) -> None:
-        """Set new settings, and drop the outcomes of checks that no longer run."""
+        """Set the settings of the cluster, and drop the outcomes of checks that the node no longer runs.
+
+        A check that now follows the log has a clean outcome until the next record.
+        """
         with self._changing:
-            names = [check.name for check in settings.values.checks]
-            memory = in_force(without_checks(self._state.memory, names), settings.values.policy)
-            self._state.configure(settings, memory)
+            values = settings.values.for_labels(self._state.known.labels)
+            names = [check.name for check in values.checks]
+            memory = in_force(without_checks(self._state.memory, names), values.policy)
+            before = self._state.judgement.outcomes if self._log_was_read else names
+            new = [check for check in values.checks if check.nature is Nature.EVENT and check.name not in before]
+            outcomes = judge(new, Evidence({RING: ()}), self._state.expectation()) if new else ()
+            self._state.configure(settings, memory, outcomes)
 
     def kernel_log_judged(self, outcomes: Iterable[Outcome], cursor: int | None) -> None:
         """Add the outcomes of the event checks, up to and including the record `cursor`.

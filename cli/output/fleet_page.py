@@ -221,12 +221,14 @@ def _group(name: str, squares: list[NodeSquare], *, linked: bool, marked: bool) 
 
 def _square(place: int, row: FleetRow, groupings: list[str], link: Callable[[str], str]) -> NodeSquare:
     taint = "yes" if row.tainted else {WITHHELD: "none: limit reached", DEVICES: "GPUs"}.get(row.taint, "")
-    taint = ", ".join(filter(None, (taint, "cordoned" if row.cordoned else "", row.run)))
+    counts = Counter(each.state for each in row.evictions)
+    evicted = [f"{counted(number, 'eviction')} {state}" for state, number in counts.items()]
+    shown = ", ".join(filter(None, (taint, "cordoned" if row.cordoned else "", row.run, *evicted)))
     reasons = _reasons(row)
     entries = tuple(_entry(name, found, link, row.since) for name, found in islice(reasons.items(), _MOST_REASONS))
     left_out = max(len(reasons) - _MOST_REASONS, 0)
     title = _title(row, taint, [entry.reason for entry in entries], left_out)
-    return NodeSquare(place, _kind(row), title, row, _where(row, groupings), entries, left_out, taint)
+    return NodeSquare(place, _kind(row), title, row, _where(row, groupings), entries, left_out, shown)
 
 
 def _where(row: FleetRow, groupings: list[str]) -> tuple[str, ...]:

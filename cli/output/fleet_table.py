@@ -25,6 +25,7 @@ from cli.output.lines import COMMAND, MOST_NAMED, more_rows, print_table, skippe
 from cli.words import STYLES
 from healthcheck.host.console import Cell, FittedTable, Screen, TableColumn, fitted_table
 from healthcheck.model import Severity, Status, counted
+from healthcheck.node.evictions import EvictionState
 from healthcheck.operations.next_step import NextStep
 from healthcheck.text.moments import moment, moment_or_none
 from healthcheck.text.naming import named
@@ -195,6 +196,8 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
         yield Text(f"cordoned: {named(cordoned, MOST_NAMED)}", "magenta")
     if running := [f"{row.node} ({row.run})" for row in fleet.nodes if row.run]:
         yield Text(f"a deep test or a reset runs on: {named(running, MOST_NAMED)}")
+    if evictions := "; ".join(_evictions(fleet)):
+        yield Text(f"evictions: {evictions}", "magenta")
     if fleet.unused_settings:
         keys = named(map(printable, fleet.unused_settings), MOST_NAMED)
         yield Text(f"settings that are not used: {keys}; `gpu-healthcheck verify` has the reasons", "bold red")
@@ -215,6 +218,25 @@ def _totals(fleet: Fleet) -> Iterator[Text]:
     if (more := len(reasons) - MOST_NAMED) > 0:
         yield Text(f"overdue for a deep test for {more} other reasons: `-o json` lists them", "magenta")
     yield from skipped(fleet.passed_over)
+
+
+def _evictions(fleet: Fleet) -> Iterator[str]:
+    """Yield the evictions in each state. Refused pods and Slurm's are named: they need a person."""
+    by_state = {
+        state: [(row, each) for row in fleet.nodes for each in row.evictions if each.state == state]
+        for state in EvictionState
+    }
+    for state, some in by_state.items():
+        if some:
+            nodes, due = {row.node for row, _ in some}, min((each.due for _, each in some if each.due), default="")
+            where = f"{counted(len(some), 'pod')} on {counted(len(nodes), 'node')}"
+            blocked = [f"{each.pod} on {row.node} by {each.why}" for row, each in some]
+            yield {
+                EvictionState.ANNOUNCED: f"{where} announced" + (f", next at {moment(due):%H:%M}Z" if due else ""),
+                EvictionState.REQUESTED: f"{where} requested",
+                EvictionState.REFUSED: f"{len(some)} refused: {named(blocked, MOST_NAMED)}",
+                EvictionState.SLURM: f"{where} left to Slurm, which must drain {named(sorted(nodes), MOST_NAMED)}",
+            }[state]
 
 
 def _age(at: str) -> str:

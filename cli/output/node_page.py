@@ -75,6 +75,7 @@ def node_document(report: NodeReport) -> dict[str, Any]:
     return {
         "node": to_builtins(report.row),
         "slots": report.slots,
+        "settings": to_builtins(report.settings),
         "records": {key.partition("/")[2]: as_json(there[key]) for key in there if key in report.node.annotations},
     }
 
@@ -98,6 +99,12 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
         yield "cordon", f"by {cordoned_by(node) or 'a person or another program'}", "bold"
     if run := claim_on(node, now):
         yield "running", f"{run.kind.value} {run.holder} until {timestamp(run.until)}", "magenta"
+    evictions = [
+        [("eviction", _joined(f"{pod.pod}: {pod.state}", pod.due and f"due {pod.due}", pod.why), "magenta")]
+        for pod in row.evictions
+    ]
+    for entries in _limited(evictions, most):
+        yield from entries
     for entries in _limited([list(_finding(fault, now)) for fault in faults_on(node)], most):
         yield from entries
     unobserved = [
@@ -115,6 +122,9 @@ def _entries(report: NodeReport, most: int, now: datetime) -> Iterator[Entry]:
             )
     if row.released:
         yield "released", row.released, "dim"
+    for setting in report.settings:
+        source = f"node-overrides:{setting.line}  {setting.selector}" if setting.line else "whole cluster"
+        yield "setting", f"{setting.key}={setting.value}  {source}", "dim"
 
 
 def _finding(fault: Fault, now: datetime) -> Iterator[Entry]:

@@ -38,7 +38,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import LimitRangeItem, Quota, Webhook
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.pods import Expression
+from healthcheck.node.label_selector import Expression
 from healthcheck.text.naming import named
 
 _REQUESTS, _LIMITS = "requests.", "limits."

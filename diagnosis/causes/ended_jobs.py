@@ -56,7 +56,7 @@ _CREATED = re.compile(r"Created pod: (\S{1,253})")
 _ASSIGNED = re.compile(r"Successfully assigned \S{1,320} to (\S{1,253})")
 _LATER = timedelta(minutes=5)
 """The agent may report a fault in the check cycle after the failure that it causes."""
-_HEALTH_EVENT = "GpuHealth"
+_HEALTH_EVENT, _EVICTION = "GpuHealth", "EvictionAnnounced"
 _MOST_FINDINGS, _LONGEST = 3, 160
 
 
@@ -66,6 +66,8 @@ class _LastPod(Struct, frozen=True):
     subject: str
     node: str
     pod: Pod | None = None
+    evicted: str = ""
+    """Event that announced its eviction."""
 
 
 def find_ended(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -125,9 +127,10 @@ def _last_pod(snapshot: Snapshot, workload: Workload, pods: Sequence[Pod]) -> _L
     for event in reversed(snapshot.events_about.get(workload.subject, ())):
         if event.uid in ("", workload.meta.uid) and (created := _CREATED.search(event.message)):
             name = f"pod/{workload.meta.namespace}/{created[1]}"
-            about = (_ASSIGNED.search(one.message) for one in snapshot.events_about.get(name, ()))
-            node = next((assigned[1] for assigned in about if assigned), "")
-            return _LastPod(name, node) if node else None
+            about = snapshot.events_about.get(name, ())
+            node = next((assigned[1] for one in about if (assigned := _ASSIGNED.search(one.message))), "")
+            evicted = next((f"{one.reason}: {one.message}" for one in about if one.reason == _EVICTION), "")
+            return _LastPod(name, node, evicted=evicted) if node else None
     return None
 
 
@@ -139,12 +142,13 @@ def _end(pod: Pod) -> datetime | None:
 def _last_shown(last: _LastPod) -> str:
     shown = f"its last pod {last.subject} ran on node/{last.node}"
     if last.pod is None:
-        return f"{shown}, and is gone"
+        return f"{shown}, and is gone" + (f"; {shortened(last.evicted, _LONGEST)}" if last.evicted else "")
     ends = (state.ended for state in last.pod.states if state.ended is not None and state.ended.exit_code)
     if (ended := next(ends, None)) is not None:
         shown += f", exit code {ended.exit_code}"
         shown += f": {shortened(ended.message, _LONGEST)}" if ended.message else ""
-    return shown
+    disrupted = last.pod.condition("DisruptionTarget")
+    return f"{shown}; {_shown(disrupted)}" if disrupted is not None and disrupted.status == "True" else shown
 
 
 def _findings_at(node: Node | None, at: datetime | None) -> list[RecordFinding]:

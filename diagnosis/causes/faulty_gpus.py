@@ -26,7 +26,8 @@ from diagnosis.snapshot.pods import AllocatedDevice, Container, ContainerState, 
 from healthcheck.cluster.names import COMPONENT
 from healthcheck.memory.findings import gpu_address
 from healthcheck.node.device_pools import address_of
-from healthcheck.node.state import CONDITION, GPU_UNHEALTHY, SEVERITY, UNHEALTHY
+from healthcheck.node.evictions import EvictionState, PodEviction, evictions_on
+from healthcheck.node.state import CONDITION, GPU_UNHEALTHY, SEVERITY, UNHEALTHY, NodeState
 from healthcheck.text.naming import named
 
 _running = Family(Link.RUNNING)
@@ -204,8 +205,9 @@ def find_reported(snapshot: Snapshot) -> Iterator[FoundCause]:
         return
     reported = []
     for pod in filter(_is_at_work, gpu_pods(snapshot)):
-        events = (each for each in snapshot.events_of(pod) if each.reason == GPU_UNHEALTHY and each.by == COMPONENT)
-        affected = AffectedPod(pod, (), tuple(unhealthy_gpus(pod)), warnings=tuple(events))
+        events = tuple(each for each in snapshot.events_of(pod) if each.by == COMPONENT)
+        is_faulty = any(each.reason == GPU_UNHEALTHY for each in events)
+        affected = AffectedPod(pod, (), tuple(unhealthy_gpus(pod)), warnings=events if is_faulty else ())
         reported += [(pod.spec.node, affected)] if affected.unhealthy or affected.warnings else []
     yield from (_found(snapshot, name, pods) for name, pods in grouped(reported).items())
 
@@ -292,7 +294,7 @@ def _found(snapshot: Snapshot, name: str, struck: Sequence[AffectedPod]) -> Foun
     return FoundCause(
         FAULTY,
         f"node/{name}",
-        tuple(_evidence(snapshot, findings, struck)),
+        (*_evidence(snapshot, findings, struck), *map(_eviction, _evictions(snapshot, node, struck))),
         tuple(_remedy(snapshot, name, node, findings, struck)),
         affected,
         Certainty.LIKELY if doubted else Certainty.PROVEN,
@@ -317,6 +319,27 @@ def _evidence(snapshot: Snapshot, findings: Sequence[RecordFinding], struck: Seq
     is_on_gpus = all(finding.subject.startswith("gpu/") for finding in findings)
     if findings and is_on_gpus and any(each.gpus is None for each in struck):
         yield "the GPUs of each pod are unknown, so every GPU pod on the node is listed"
+
+
+def _evictions(
+    snapshot: Snapshot, node: Node | None, struck: Sequence[AffectedPod]
+) -> Iterator[tuple[Pod, PodEviction]]:
+    """Yield these pods' evictions by the evict program."""
+    annotations = node.meta.annotations if node is not None else {}
+    pods = {affected.pod.meta.uid: affected.pod for affected in struck}
+    for eviction in evictions_on(NodeState("", annotations=annotations), snapshot.now).pods:
+        if (pod := pods.get(eviction.uid or "")) is not None:
+            yield pod, eviction
+
+
+def _eviction(found: tuple[Pod, PodEviction]) -> str:
+    pod, eviction = found
+    if eviction.state is EvictionState.SLURM:
+        return f"{pod.subject} is a Slurm node, which Slurm must drain: it is not evicted"
+    if eviction.state is EvictionState.REFUSED:
+        return f"the eviction of {pod.subject} waits: refused by {eviction.obstacle}"
+    due = f" for {eviction.due:%H:%M}Z" if eviction.state is EvictionState.ANNOUNCED and eviction.due else ""
+    return f"the eviction of {pod.subject} is {eviction.state}{due}"
 
 
 def _shown(finding: RecordFinding) -> str:
@@ -359,6 +382,9 @@ def _remedy(
         yield f"See the action for {reason}: {explain(reason)}"
     if node is not None and not node.withheld and not node.cordoned:
         yield f"{_OPEN_NODE}{command('kubectl', 'cordon', node.name)}"
+    for pod, eviction in _evictions(snapshot, node, struck):
+        if eviction.state is EvictionState.REFUSED:
+            yield f"Let {eviction.budget or 'what refuses it'} allow the eviction of {pod.subject}, or move the pod:"
     yield from steps_to_move(snapshot, [affected.pod for affected in struck], "healthy nodes")
     if node is None:
         yield f"{_ASK}{command('gpu-healthcheck', 'status', name)}"

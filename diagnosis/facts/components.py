@@ -16,8 +16,9 @@ from diagnosis.facts.placement import selects, tolerates
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.meta import Meta
 from diagnosis.snapshot.nodes import Node, Taint
-from diagnosis.snapshot.pods import Container, Expression, Pod, PodSpec, Toleration
+from diagnosis.snapshot.pods import Container, Pod, PodSpec, Toleration
 from diagnosis.snapshot.workloads import Workload
+from healthcheck.node.label_selector import Expression
 
 _DAEMON = tuple(
     Toleration(f"node.kubernetes.io/{key}", "Exists", "", "")

@@ -17,7 +17,8 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.nodes import Node, Taint
-from diagnosis.snapshot.pods import Expression, Pod, PodSpec, Toleration
+from diagnosis.snapshot.pods import Pod, PodSpec, Toleration
+from healthcheck.node.label_selector import Expression
 
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _NAME = "metadata.name"

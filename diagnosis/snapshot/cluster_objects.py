@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from msgspec import Struct, field
 
 from diagnosis.snapshot.meta import ApiObject, Meta, read_object
-from diagnosis.snapshot.pods import Conditions, Expression, read_terms
+from diagnosis.snapshot.pods import Conditions, read_terms
+from healthcheck.node.label_selector import Expression
 from healthcheck.text.boundary import (
     LONGEST_MESSAGE,
     At,

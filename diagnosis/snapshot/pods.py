@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from diagnosis.snapshot.hami_pod import CardOptions, ContainerShare, PodGrant, read_card_options, read_grant
 from diagnosis.snapshot.meta import ApiObject, object_name, read_object
+from healthcheck.node.label_selector import Expression
 from healthcheck.text.boundary import (
     At,
     Moment,
@@ -70,40 +71,6 @@ _MOST_WORDS = 100
 _SHOWN = _OF_COMPONENTS.union(VISIBLE_DEVICES, _LIMITS, (_LOCK_EXPIRE,))
 OTHER_VALUE = "(set)"
 _Part = TypeVar("_Part", bound=Struct)
-
-
-class Expression(Struct, frozen=True):
-    """One term of a selector: `key operator values`."""
-
-    key: str = ""
-    operator: str = ""
-    values: tuple[str, ...] = ()
-
-    def takes(self, value: str | None) -> bool:
-        """Whether the key may have this value; None if the key is absent. An unknown operator matches nothing."""
-        match self.operator:
-            case "In":
-                return value in self.values
-            case "NotIn":
-                return value not in self.values
-            case "Exists":
-                return value is not None
-            case "DoesNotExist":
-                return value is None
-        return False
-
-    def __str__(self) -> str:
-        """Format as `team is a or b`."""
-        match self.operator:
-            case "In":
-                return f"{self.key} is {' or '.join(self.values)}"
-            case "NotIn":
-                return f"{self.key} is not {' or '.join(self.values)}"
-            case "Exists":
-                return f"{self.key} is present"
-            case "DoesNotExist":
-                return f"{self.key} is absent"
-        return f"{self.key} {self.operator} {', '.join(self.values)}".strip()
 
 
 class Toleration(Struct, frozen=True):

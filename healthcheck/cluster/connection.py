@@ -21,6 +21,7 @@ from kubernetes.client.exceptions import ApiException
 from msgspec.json import decode
 
 from healthcheck.cluster.errors import (
+    Blocked,
     ClusterError,
     Conflict,
     Forbidden,
@@ -48,9 +49,12 @@ _LONGEST_MESSAGE = 500
 _PAGE = 500
 _LONGEST_RETRY_AFTER = 60.0
 """Longest Retry-After that is respected, in seconds: after a longer pause, the agent's heartbeat would expire."""
+_JSON = "application/json"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _TOO_LARGE = ("etcdserver: request is too large", "trying to send message larger than max")
 """Messages of the API server (with status 500) for an object that is too large for the store."""
+_BUDGETS = ("disruption budget", "PodDisruptionBudget")
+"""Parts of the API server's messages about an eviction that a disruption budget blocks."""
 ODD = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
 """Exceptions from reading an object with an unexpected shape or value."""
 _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
@@ -140,7 +144,7 @@ class Connection:
         *,
         merge: str = "",
         query: Mapping[str, str] | None = None,
-        accept: str = "application/json",
+        accept: str = _JSON,
         by_kubelet: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         """Send a request. `by_kubelet`: a kubelet answers, so there is a limit even if the user wants none."""
@@ -204,6 +208,8 @@ class Connection:
                 raise NotFound(message)
             case 409:
                 raise Conflict(message)
+            case 429 | 500 if any(word in message for word in _BUDGETS):
+                raise Blocked(message, _retry_after(response))
             case 429:
                 raise Unavailable(message, _retry_after(response))
             case 500 if any(word in message for word in _TOO_LARGE):
@@ -244,26 +250,27 @@ class Requests:
             yield from page.get("items") or []
 
     def _listing(
-        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = decode
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = decode, accept: str = _JSON
     ) -> Iterator[dict[str, Any]]:
         """Yield all pages. The next page is requested while the caller handles the current page."""
-        page, token = self._page(path, resource, query, parse)
+        page, token = self._page(path, resource, query, parse, accept)
         if token:
             with ThreadPoolExecutor(1, "page") as ahead:
                 while token:
-                    following = ahead.submit(self._page, path, resource, {**query, "continue": token}, parse)
+                    following = ahead.submit(self._page, path, resource, {**query, "continue": token}, parse, accept)
                     yield page
                     page, token = following.result()
         yield page
 
     def _page(
-        self, path: str, resource: str, query: Mapping[str, str], parse: Parse = decode
+        self, path: str, resource: str, query: Mapping[str, str], parse: Parse, accept: str
     ) -> tuple[dict[str, Any], str]:
         """Return one page and the token of the next, which is empty for the last page."""
         asked = {**query, "limit": str(_PAGE)}
-        page = _read(self._connection.request("list", path, resource, query=asked), f"list {resource}", parse)
+        answer = self._connection.request("list", path, resource, query=asked, accept=accept)
+        page = _read(answer, f"list {resource}", parse)
         metadata = page.get("metadata") or {}
-        if not (isinstance(metadata, dict) and isinstance(page.get("items", 0), list | None)):
+        if not (isinstance(metadata, dict) and isinstance(page.get("items", page.get("rows", 0)), list | None)):
             raise Unavailable(f"list {resource}: an answer that is no list")
         token = metadata.get("continue") or ""
         if not isinstance(token, str) or token == query.get("continue"):

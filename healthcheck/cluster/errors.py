@@ -29,6 +29,10 @@ class Unavailable(ClusterError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class Blocked(Unavailable):
+    """A disruption budget blocks the eviction of a pod (429), or the pod has several budgets (500)."""
+
+
 class Endless(ClusterError):
     """An answer that began and did not end in time, such as a log that a kubelet sends byte by byte.
 

@@ -140,6 +140,7 @@ def _pod_has_ended(pod: Mapping[str, Any]) -> bool:
 
 _WORKLOADS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("/apis/apps/v1/daemonsets", "daemonsets", lambda _: False),
+    ("/apis/apps/v1/deployments", "deployments", lambda _: False),
     ("/apis/batch/v1/cronjobs", "cronjobs", _is_suspended),
     ("/apis/batch/v1/jobs", "jobs", lambda job: bool(_job(job).outcome)),
     ("/api/v1/pods", "pods", _pod_has_ended),

@@ -21,6 +21,9 @@ LONGEST_BEAT_SECONDS = 3 * 86400
 """Longest valid heartbeat, in seconds: three of the longest check intervals that can be set."""
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _HOLDER = f"{PREFIX}/holder"
+_GROUP = f"{PREFIX}/group"
+_ROWS = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"
+"""Format for counts: without objects, a row of a Lease has a tenth of the size of its metadata."""
 
 
 class Heartbeat(Struct, frozen=True):
@@ -33,13 +36,17 @@ class Heartbeat(Struct, frozen=True):
 class Leases(Requests):
     """Reads and writes Leases: heartbeats and slots of the fleet budget."""
 
-    def renew_heartbeat(self, node: NodeState, now: datetime, duration_seconds: float) -> None:
-        """Renew the node's heartbeat Lease, or create it. The current Node owns it."""
+    def renew_heartbeat(self, node: NodeState, now: datetime, duration_seconds: float, group: str = "") -> None:
+        """Renew the node's heartbeat Lease, or create it. The current Node owns it.
+
+        `group` is the value of the Node's label BUDGET_LABEL, by which the nodes of a group are counted.
+        """
         path = _LEASES.format(NAMESPACE)
         times = {"leaseDurationSeconds": max(int(duration_seconds), 1), "renewTime": exact(now)}
-        body = _lease(node.name, NAMESPACE, node, times)
+        body = _lease(node.name, NAMESPACE, node, times, _group_label(group))
+        change = body if group else {**body, "metadata": {**body["metadata"], "labels": {_GROUP: None}}}
         try:
-            self._json("patch", f"{path}/{quote(node.name)}", "leases", body, merge="merge")
+            self._json("patch", f"{path}/{quote(node.name)}", "leases", change, merge="merge")
         except NotFound:
             self._create_lease(path, body)
 
@@ -53,13 +60,26 @@ class Leases(Requests):
         """Return the number of nodes with an agent."""
         return self._count(NAMESPACE)
 
+    def count_group(self, group: str, enough: int) -> int:
+        """Return the number of nodes of a group with an agent; the count stops at the page that reaches `enough`.
+
+        With a selector, the API server does not count the Leases that it does not return.
+        """
+        query = {"labelSelector": f"{_GROUP}={group}", "includeObject": "None"}
+        count = 0
+        for page in self._listing(_LEASES.format(NAMESPACE), "leases", query, accept=_ROWS):
+            count += len(page.get("rows") or page.get("items") or [])
+            if count >= enough:
+                break
+        return count
+
     def count_slots(self) -> int:
         """Return the number of occupied slots in the fleet budget."""
         return self._count(BUDGET_NAMESPACE)
 
-    def slots(self, node_name: str = "") -> Iterator[Slot]:
-        """Yield the occupied slots of all nodes, or of one node; read in pages."""
-        selector = f"{_HOLDER}={holder_label(node_name)}" if node_name else ""
+    def slots(self, node_name: str = "", group: str = "") -> Iterator[Slot]:
+        """Yield the occupied slots of all nodes, of one node, or of one group; read in pages."""
+        selector = f"{_HOLDER}={holder_label(node_name)}" if node_name else f"{_GROUP}={group}" if group else ""
         leases = self._pages(_LEASES.format(BUDGET_NAMESPACE), "leases", {"labelSelector": selector})
         for slot in self._each("leases", leases, _slot):
             if node_name in ("", slot.holder):
@@ -68,9 +88,10 @@ class Leases(Requests):
     def read_slot(self, name: str) -> Slot:
         return _slot(self._json("get", f"{_LEASES.format(BUDGET_NAMESPACE)}/{quote(name)}", "leases"))
 
-    def create_slot(self, name: str, node: NodeState) -> Slot:
-        """Acquire this slot for the node. Raises Conflict if it is occupied."""
-        body = _lease(name, BUDGET_NAMESPACE, node, {}, {_HOLDER: holder_label(node.name)})
+    def create_slot(self, name: str, node: NodeState, group: str = "") -> Slot:
+        """Acquire this slot for the node, in its group. Raises Conflict if it is occupied."""
+        labels = {_HOLDER: holder_label(node.name), **_group_label(group)}
+        body = _lease(name, BUDGET_NAMESPACE, node, {}, labels)
         return _slot(self._create_lease(_LEASES.format(BUDGET_NAMESPACE), body))
 
     def delete_slot(self, slot: Slot) -> None:
@@ -121,6 +142,10 @@ def _lease(
     }
 
 
+def _group_label(group: str) -> dict[str, str]:
+    return {_GROUP: group} if group else {}
+
+
 def _slot(lease: Mapping[str, Any]) -> Slot:
     metadata, spec = lease["metadata"], lease.get("spec") or {}
     owners = [
@@ -136,4 +161,5 @@ def _slot(lease: Mapping[str, Any]) -> Slot:
         uid=metadata.get("uid", ""),
         made=int(version) if version.isdecimal() else 0,
         created=created(metadata),
+        group=(metadata.get("labels") or {}).get(_GROUP, ""),
     )

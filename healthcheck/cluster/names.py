@@ -6,6 +6,8 @@ NAMESPACE, BUDGET_NAMESPACE = "gpu-healthcheck", "gpu-healthcheck-budget"
 COMPONENT = "gpu-healthcheck"
 AGENT = "gpu-healthcheck-agent"
 """DaemonSet of the agent."""
+EVICT = "gpu-healthcheck-evict"
+"""Deployment and account of evict."""
 POLICIES = tuple(
     f"{COMPONENT}-{name}"
     for name in (
@@ -21,6 +23,9 @@ POLICIES = tuple(
         "reset-nodes",
         "reset-automation-jobs",
         "device-taints",
+        "evict-nodes",
+        "evict-pods",
+        "evict-events",
     )
 )
 """Admission policies that restrict our service accounts (docs/security.md)."""

@@ -84,6 +84,26 @@ class Nodes(Requests, unguarded=["update"]):
         for kind, node in self._watch(_NODES, "nodes", query):
             yield _read_node(node) if kind != "DELETED" else None
 
+    def watch_selected(self, label_selector: str) -> Iterator[tuple[str, NodeState | None]]:
+        """Yield each Node that matches the selector now, in pages, and then at each change, with its name.
+
+        None: it was deleted, or does not match any more. Ends with the watch.
+        """
+        version = ""
+        for page in self._listing(_NODES, "nodes", {"labelSelector": label_selector}, node_page().decode):
+            version = version or str(page["metadata"]["resourceVersion"])
+            for state in self._each("nodes", page.get("items") or (), node_state):
+                yield state.name, state
+        query = {
+            "watch": "true",
+            "labelSelector": label_selector,
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(random.randint(*_WATCH_SECONDS)),  # noqa: S311 - spreads reconnects
+        }
+        for kind, node in self._watch(_NODES, "nodes", query):
+            yield str(node["metadata"]["name"]), _read_node(node) if kind != "DELETED" else None
+
     def select(self, label_selector: str = "") -> Iterator[NodeState]:
         """Yield the nodes that match the selector, read in pages, without the managers of their labels."""
         nodes = self._pages(_NODES, "nodes", {"labelSelector": label_selector}, node_page().decode)

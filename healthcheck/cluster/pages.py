@@ -79,7 +79,7 @@ class _Pod(TypedDict, total=False):
     spec: _PodSpec
 
 
-_Continued = TypedDict("_Continued", {"continue": str}, total=False)
+_Continued = TypedDict("_Continued", {"continue": str, "resourceVersion": str}, total=False)
 
 
 class _NodePage(TypedDict, total=False):

@@ -15,8 +15,8 @@ from urllib.parse import quote
 import urllib3
 
 from healthcheck.cluster.connection import Requests, say
-from healthcheck.cluster.errors import Endless, Unavailable
-from healthcheck.cluster.names import AGENT, COMPONENT, NAMESPACE
+from healthcheck.cluster.errors import Endless, NotFound, Unavailable
+from healthcheck.cluster.names import AGENT, COMPONENT, EVICT, NAMESPACE
 from healthcheck.cluster.pages import pod_page
 from healthcheck.deep.job import JobState
 from healthcheck.node.gpu_resources import GpuPod, gpu_pod, unplaced_since
@@ -117,6 +117,14 @@ class Pods(Requests):
     def read_agent_daemon_set(self) -> dict[str, Any]:
         """Return the agent's DaemonSet. Raises NotFound if there is none."""
         return self._json("get", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{AGENT}", "daemonsets")
+
+    def has_evict(self) -> bool:
+        """Whether the Deployment of evict exists."""
+        try:
+            self._json("get", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{EVICT}", "deployments")
+        except NotFound:
+            return False
+        return True
 
     def list_agents(self) -> list[dict[str, Any]]:
         """Return the pods of the agent's DaemonSet as plain API objects."""

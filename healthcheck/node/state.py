@@ -23,6 +23,8 @@ RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RESET_RESULT, RELEASE = (
     f"{PREFIX}/{key}" for key in ("results", "sweep-result", "quarantine-result", "reset-result", "release")
 )
 MODE, RUN = f"{PREFIX}/mode", f"{PREFIX}/run"
+EVICT = f"{PREFIX}/evict"
+"""Annotation of the evict program: its announced, requested and refused evictions on this Node."""
 RESET_COMMAND = f"{PREFIX}/reset-command"
 CORDONED_BY, ENABLED = f"{PREFIX}/cordoned-by", f"{PREFIX}/enabled"
 DEVICE_CORDON = f"{PREFIX}/device-cordon"

@@ -187,7 +187,7 @@ def plan_drain(
     for pod in pods:
         metadata = pod.get("metadata") or {}
         title = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
-        if why := _stays(pod):
+        if why := why_stays(pod):
             left.append((title, why))
             continue
         losses = list(_losses(pod, effects.get(str(metadata.get("uid", "")))))
@@ -220,8 +220,8 @@ def what_holds(pod: Mapping[str, Any]) -> str:
     return f"its grace period ended at {metadata['deletionTimestamp']}, and the kubelet has not confirmed its end"
 
 
-def _stays(pod: Mapping[str, Any]) -> str:
-    """Return why the pod is not evicted; '' if it is."""
+def why_stays(pod: Mapping[str, Any]) -> str:
+    """Return why the pod is never evicted; '' if it may be."""
     metadata = pod.get("metadata") or {}
     if _MIRROR in (metadata.get("annotations") or {}):
         return "a static pod, which ends only when its file on the node is removed"

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from healthcheck import checks as known_checks
 from healthcheck.catalog.policy import Policy, parse_overrides, parse_thresholds
 from healthcheck.model import Check, Severity
+from healthcheck.node.label_selector import LABEL_KEY
 from healthcheck.node.state import REPAIR_CONDITIONS
 from healthcheck.probes.dcgm.diag import checked_host
 from healthcheck.text.printable import printable
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 IMDS = "http://169.254.169.254"
 """Default address of EC2's instance metadata service."""
-OVERRIDES = "severity-overrides"
+OVERRIDES, NODE_OVERRIDES = "severity-overrides", "node-overrides"
+"""Settings with one entry per line."""
 NO_EFFECT = "Accepted without effect"
 """Beginning of the meaning of a setting that only old ConfigMaps set."""
 _LEAST_MEGABYTES, _MEGABYTES_A_GIGABIT = 500, 125
@@ -60,8 +62,21 @@ def _repair_conditions(value: str) -> str:
     return value
 
 
+def _label_key(value: str) -> str:
+    if value and not LABEL_KEY.match(value):
+        raise ValueError
+    return value
+
+
 def _overrides(value: str) -> str:
     parse_overrides(value)
+    return value
+
+
+def _node_overrides(value: str) -> str:
+    from healthcheck.settings.node_overrides import parse_lines  # noqa: PLC0415 - it validates by these declarations
+
+    parse_lines(value)
     return value
 
 
@@ -103,10 +118,16 @@ AnySeverity = Annotated[Severity, Rule(mildest=Severity.MONITOR)]
 # A lower severity would cost a machine for a fault that a reset fixes.
 RepairSeverity = Annotated[Severity, Rule(mildest=Severity.REBOOT)]
 EvictSeverity = Annotated[Severity | None, Rule(mildest=Severity.REBOOT, may_be_empty=True)]
+LabelKey = Annotated[
+    str,
+    Meta(max_length=317),
+    Rule("the key of a node label, as topology.kubernetes.io/zone, or nothing", _label_key),
+]
 CheckNames = Annotated[str, Rule(accept=_checks)]
 Hostengine = Annotated[str, Rule(accept=checked_host)]
 ConditionNames = Annotated[str, Rule(accept=_repair_conditions)]
 Overrides = Annotated[str, Rule(accept=_overrides)]
+NodeOverrides = Annotated[str, Rule(accept=_node_overrides)]
 MegabytesPerSecond = Annotated[int, Meta(ge=0, le=1000000), Rule(accept=_megabytes)]
 Switch = Annotated[bool, Rule(digit=True)]
 
@@ -167,6 +188,12 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         "node always may. Beyond it, the agent writes the verdict without a taint until a slot is "
         "free.",
     ] = field(default=20, name="MAX_UNHEALTHY_PERCENT")
+    budget_label: Annotated[
+        LabelKey,
+        "Key of a node label, as topology.kubernetes.io/zone: MAX_UNHEALTHY_PERCENT then also limits the nodes of "
+        "each of its values; one node of each always may. For nodes without the label, and if this is empty, it limits "
+        "the fleet alone.",
+    ] = field(default="", name="BUDGET_LABEL")
     repair_conditions: Annotated[
         ConditionNames,
         "Node conditions for repair controllers, separated by commas: GpuRebootRequired, "
@@ -188,9 +215,16 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
     ] = field(default=False, name="DEVICE_TAINTS")
     evict_severity: Annotated[
         EvictSeverity,
-        "Lowest severity of a finding whose device taint evicts the pods that claim the GPU: REBOOT or ISOLATE. Empty: "
-        "no pod is evicted. Needs DEVICE_TAINTS with DRA on Kubernetes 1.37 or newer (docs/install.md).",
+        "Lowest severity of a finding for which the pods on the faulty GPU are evicted: REBOOT or ISOLATE. Empty: no "
+        "pod is. Needs kubernetes/overlays/evict (docs/evict.md), or DEVICE_TAINTS with DRA on Kubernetes 1.37 or "
+        "newer (docs/install.md).",
     ] = field(default=None, name="EVICT_SEVERITY")
+    evict_delay_seconds: Annotated[
+        int,
+        Meta(ge=0, le=86400),
+        "Time between the announcement of a pod's eviction and the eviction, in seconds, for a checkpoint. Device "
+        "taints evict at once.",
+    ] = field(default=60, name="EVICT_DELAY")
     monitor_ttl_seconds: Annotated[
         int,
         Meta(ge=60, le=31536000),
@@ -233,6 +267,11 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         "Severities that replace the defaults in this cluster, one per line: `xid 13 = RESET`, "
         "`GpuCountLow = REBOOT`, `xid 43 = PASS`, or `xid 43 = RESET after 3 in 10m` (from 3 processes on one GPU).",
     ] = field(default="", name=OVERRIDES)
+    node_overrides: Annotated[
+        NodeOverrides,
+        "Values for the nodes with certain labels, one `SELECTOR: KEY=VALUE ...` per line; later lines win: "
+        "`team=research,pool in (a, b): TAINT_SEVERITY=REBOOT EVICT_SEVERITY=` (docs/settings.md).",
+    ] = field(default="", name=NODE_OVERRIDES)
     nvlink_default: Annotated[
         AnySeverity, "Severity of an Xid 74 that NVIDIA's table of its data words does not classify."
     ] = field(default=Severity.RESET, name="NVLINK_DEFAULT")
@@ -294,6 +333,15 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         severities, thresholds = parse_overrides(lines), parse_thresholds(lines)
         return Policy(severities, self.nvlink_default, self.nvlink5_default, self.strict_pshc, thresholds)
 
+    def for_labels(self, labels: Mapping[str, str]) -> NodeSettings:
+        """Return the values in force on a node with these labels; self if no line of `node-overrides` selects it."""
+        if not self.node_overrides:
+            return self
+        from healthcheck.settings.node_overrides import parse_lines  # noqa: PLC0415 - it imports this module
+
+        lines = [line.values for line in parse_lines(self.node_overrides) if line.selects(labels)]
+        return replace(self, **{name: value for values in lines for name, value in values.items()}) if lines else self
+
     @property
     def rules(self) -> Rules:
         from healthcheck.verdict.repair_conditions import RepairPolicy  # noqa: PLC0415
@@ -304,6 +352,7 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
             enable_taint=self.enable_taint,
             enable_label=self.enable_label,
             max_unhealthy_percent=self.max_unhealthy_percent,
+            budget_label=self.budget_label,
             device_taints=self.device_taints,
             evict_severity=self.evict_severity,
             repair=RepairPolicy(listed(self.repair_conditions), self.repair_severity),

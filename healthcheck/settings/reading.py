@@ -8,11 +8,14 @@ Instead of it, the last valid text of its key counts, if the caller has one, or 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import cache, lru_cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -31,7 +34,7 @@ from healthcheck.host.opening import entries_of, is_absent, is_folder, refuse_sh
 from healthcheck.host.program import USAGE
 from healthcheck.host.streams import complain
 from healthcheck.model import ProbeError, Severity, Shortage
-from healthcheck.settings.declaration import OVERRIDES, NodeSettings, Setting, settings_of
+from healthcheck.settings.declaration import NODE_OVERRIDES, OVERRIDES, NodeSettings, Setting, settings_of
 from healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ T = TypeVar("T", bound=Struct)
 Seen = tuple[tuple[str | int, ...], ...]
 """State of the ConfigMap's folder, for comparison with another state."""
 
+_KEY = re.compile(r"[-._A-Za-z0-9]{1,253}", re.ASCII)
+"""Keys of a ConfigMap."""
 _ENVIRONMENT = "environment"
 _NO_KEY = "?"
 """Key of an error that concerns all settings."""
@@ -138,6 +143,16 @@ def read_settings(directory: Path | None, last: Mapping[str, str] = MappingProxy
     return Settings(values, profiles, bad, texts, None if any(value.passing for value in bad) else settled)
 
 
+@contextmanager
+def as_folder(written: Mapping[str, str]) -> Iterator[Path]:
+    """Yield a folder with the keys of a ConfigMap as files, as a kubelet mounts it."""
+    with TemporaryDirectory() as folder:
+        for key, value in written.items():
+            if _KEY.fullmatch(key):
+                (Path(folder) / key).write_text(value, encoding="utf-8")
+        yield Path(folder)
+
+
 def read_variables(declared: type[T]) -> T:
     """Return a program's environment variables. Raises SettingsError, which names all invalid ones."""
     from pydantic import ValidationError  # noqa: PLC0415 - slower than a whole check cycle
@@ -146,6 +161,18 @@ def read_variables(declared: type[T]) -> T:
         return declared(**dict(_model(declared)()))
     except ValidationError as error:
         raise SettingsError(tuple(_bad_values(error, declared, None))) from error
+
+
+@lru_cache(maxsize=256)
+def parse_value(key: str, text: str) -> Any:
+    """Return the value of one setting of NodeSettings. Raises ValueError, which names the allowed values."""
+    from pydantic import ValidationError  # noqa: PLC0415 - slower than a whole check cycle
+
+    settings = settings_of(NodeSettings)
+    try:
+        return getattr(_model(NodeSettings, frozenset(settings.keys() - {key}))(**{key: text}), settings[key].name)
+    except ValidationError as error:
+        raise ValueError("; ".join(value.words for value in _bad_values(error, NodeSettings, None))) from error
 
 
 def complain_of_environment(program: str, error: SettingsError) -> int:
@@ -231,8 +258,9 @@ def _read_values(
         model = _model(NodeSettings, frozenset(keys - instead.keys()))
         try:
             files = SecretsSettingsSource(_model(NodeSettings, frozenset(keys)), folder)() if folder else {}
-            if folder and OVERRIDES in files:  # with its leading empty lines: an error names the line
-                files[OVERRIDES] = (folder / OVERRIDES).read_text(encoding="utf-8")
+            for key in (OVERRIDES, NODE_OVERRIDES):
+                if folder and key in files:  # with its leading empty lines: an error names the line
+                    files[key] = (folder / key).read_text(encoding="utf-8")
             texts = {**files, **instead}
             # They outrank the environment: the last edit must apply.
             return NodeSettings(**dict(model(**texts))), bad, texts

@@ -2,7 +2,8 @@
 
 Pure functions (docs/rules.md 9). A slot is a Lease with the name slot-<i>. A node acquires a slot by creating the
 Lease, which only one node can do, so no counter has to be correct. The number of holders is limited. Extra slots of
-one holder do not reduce the slots of other nodes.
+one holder do not reduce the slots of other nodes. The same limit holds for each group, the nodes with one value of the
+label BUDGET_LABEL.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -30,6 +32,8 @@ class Slot(Struct, frozen=True):
     made: int = 0
     """Resource version of the Lease, which orders slots by creation: a slot's Lease is never changed."""
     created: datetime | None = None
+    group: str = ""
+    """Value of the node's label BUDGET_LABEL when it acquired the slot."""
 
 
 class SlotGrant(Struct, frozen=True):
@@ -65,18 +69,25 @@ class Occupancy(Struct, frozen=True):
         return sum(1 for other, made in self.since.items() if other != holder and (own_time is None or made < own_time))
 
 
-def occupancy(slots: Iterable[Slot]) -> Occupancy:
+def occupancy(slots: Iterable[Slot], group: str = "") -> Occupancy:
+    """Return the occupancy by all holders, or by those of a group. A holder belongs to the group of its first slot."""
     names: set[str] = set()
-    since: dict[str, int] = {}
+    first: dict[str, Slot] = {}
     for slot in slots:
         names.add(slot.name)
-        since[slot.holder] = min(slot.made, since.get(slot.holder, slot.made))
+        first[slot.holder] = min(slot, first.get(slot.holder, slot), key=attrgetter("made"))
+    since = {holder: slot.made for holder, slot in first.items() if group in ("", slot.group)}
     return Occupancy(frozenset(names), since)
 
 
 def allowed(fleet: int | None, percent: int) -> int:
     """Return the number of nodes that may be tainted. A fleet of unknown size gets one slot."""
     return max(1, (fleet or 0) * percent // 100)
+
+
+def size_for(holders: int, percent: int) -> int:
+    """Return the smallest number of nodes of which one more than `holders` may be tainted."""
+    return -(-(holders + 1) * 100 // percent)
 
 
 def draw(allowed_slots: int, source: random.Random) -> Sequence[str]:

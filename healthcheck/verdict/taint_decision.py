@@ -38,6 +38,8 @@ class Rules(Struct, frozen=True):
     enable_label: bool = True
     max_unhealthy_percent: int = 20
     """Largest share of the fleet's nodes, in percent, that may carry our taint at the same time."""
+    budget_label: str = ""
+    """Node label for each value of which that share may be tainted, too."""
     device_taints: bool = False
     """Taint a faulty GPU instead of its Node if DRA allocates the GPU; cordon it if HAMi shares it."""
     evict_severity: Severity | None = None

@@ -31,17 +31,20 @@ def slots(world: World) -> list[Json]:
     return world.api.store.find_all(LEASES, BUDGET)[0]
 
 
-def hold(world: World, *numbers: int, holder: str = "") -> None:
+def hold(world: World, *numbers: int, holder: str = "", group: str = "") -> None:
     """Acquire these slots for other nodes, or all of them for one named node."""
     for number in numbers:
-        lease = {"metadata": {"name": f"slot-{number}"}, "spec": {"holderIdentity": holder or f"another-{number}"}}
+        metadata = {"name": f"slot-{number}", "labels": {f"{P}/group": group} if group else {}}
+        lease = {"metadata": metadata, "spec": {"holderIdentity": holder or f"another-{number}"}}
         world.api.store.create(LEASES, BUDGET, lease)
 
 
-def beat(world: World, others: int) -> None:
+def beat(world: World, others: int, group: str = "") -> None:
     """Create heartbeats of this number of other nodes with an agent."""
     for number in range(others):
-        world.api.store.create(LEASES, "gpu-healthcheck", _beat(f"another-{number}"))
+        lease = _beat(f"another-{group}{number}")
+        lease["metadata"]["labels"] = {f"{P}/group": group} if group else {}
+        world.api.store.create(LEASES, "gpu-healthcheck", lease)
 
 
 def _beat(name: str) -> Json:

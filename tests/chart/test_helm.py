@@ -179,7 +179,7 @@ def test_example_overlay_names_the_registry_everywhere(tmp_path: Path, only_gpu_
     shutil.copytree(OVERLAYS.parent, tmp_path / "kubernetes")
     file = tmp_path / "kubernetes" / "overlays" / "example" / "kustomization.yaml"
     text = file.read_text()
-    for overlay in ("gate", "reset-automation"):
+    for overlay in ("evict", "gate", "reset-automation"):
         text = text.replace(f"\n#  - ../{overlay}", f"\n  - ../{overlay}")
     if only_gpu_nodes:
         text = text.replace("components: []", "components:").replace("\n#  - ../only", "\n  - ../only")
@@ -189,8 +189,10 @@ def test_example_overlay_names_the_registry_everywhere(tmp_path: Path, only_gpu_
     pod = made["CronJob", "gpu-healthcheck-reset-automation"]["jobTemplate"]["spec"]["template"]["spec"]
     policy = made["MutatingAdmissionPolicy", "gpu-healthcheck-gate"]["variables"][0]["expression"]
     sweeper = made["CronJob", "gpu-healthcheck-sweeper"]["jobTemplate"]["spec"]["template"]["spec"]
-    assert ["affinity" in spec for spec in (pod, sweeper)] == [not only_gpu_nodes] * 2
-    assert [pod["containers"][0]["image"], json.loads(policy)] == [f"registry.example.com/{IMAGE}"] * 2
+    evict = made["Deployment", "gpu-healthcheck-evict"]["template"]["spec"]
+    assert ["affinity" in spec for spec in (pod, sweeper, evict)] == [not only_gpu_nodes] * 3
+    images = [spec["containers"][0]["image"] for spec in (pod, evict)]
+    assert [*images, json.loads(policy)] == [f"registry.example.com/{IMAGE}"] * 3
 
 
 GATED = ("--set=gate.enabled=true", "--show-only=templates/gate-policy.yaml", "--kube-version=1.36.0")
@@ -231,6 +233,7 @@ def test_chart_gate_policy_has_a_served_version(helm: Helm, served: tuple[str, .
         (("--set=settings.CHECK_INTERVAL=null",), "gpu-healthcheck", "CHECK_INTERVAL"),
         (("--set=image.repository=null", "--set=agent=null"), "gpu-healthcheck", "missing property 'repository'"),
         (("--set=settings.severity-overrides=xid 13",), "gpu-healthcheck", "severity-overrides"),
+        (("--set=settings.node-overrides=a: NONSENSE=1",), "gpu-healthcheck", "node-overrides"),
         (("--set=setings.CHECK_INTERVAL=5",), "gpu-healthcheck", "setings"),
     ],
 )

@@ -112,6 +112,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         "0,2",
         "0\n2 1",
     ),
+    "BUDGET_LABEL": ("", "pool", "topology.kubernetes.io/zone", "a b", "A.example/b", "x/y/z", "-a", "a" * 64),
     "DCGM_HOST": ("", "localhost", "dcgm.example.com:5555", "[::1]:5555", "a b", "-host", "a:b", "a;b", "a/b"),
     "REPAIR_CONDITIONS": (
         *("", "GpuRebootRequired", "GpuRebootRequired, AcceleratedHardwareReady", "Nonsense"),
@@ -124,6 +125,43 @@ WORDS: dict[str, tuple[str, ...]] = {
         *("xid 43 = RESET after 3 in 10", "xid 43 = RESET after 3", "dcgm 5 = RESET after 3 in 10m"),
         *("GpuCountLow = RESET after 3 in 10m", "xid 43 = RESET within 10m"),
         *("garbage", "xid 13 = BAD", "xid = RESET", "xid 13 = RESET\ngarbage", "xid13 = RESET", "a b = RESET"),
+    ),
+    "node-overrides": (
+        *("", "# why\n\nteam=research: TAINT_SEVERITY=REBOOT # aside\n  !spot , pool in (a, b):EVICT_SEVERITY=  "),
+        *(
+            "a: EVICT_DELAY=0 DCGM_L2_INTERVAL=86400",
+            "x.io/a-b != c_d: ENABLE_TAINT=false",
+            "a notin (,): GATE_SEVERITY=ISOLATE",
+        ),
+        *("a==b,c: CHECKS_LIGHTWEIGHT=0,2,xid", "a: EVICT_SEVERITY=REBOOT\nb: EVICT_SEVERITY= TAINT_SEVERITY=RESET"),
+        *(
+            "a",
+            "a:",
+            ": TAINT_SEVERITY=RESET",
+            "a b: TAINT_SEVERITY=RESET",
+            "a: CHECK_INTERVAL=60",
+            "a: TAINT_SEVERITY",
+        ),
+        *(
+            "a: TAINT_SEVERITY=PASS",
+            "a: EVICT_SEVERITY=RESET",
+            "a: ENABLE_TAINT=perhaps",
+            "a: EVICT_DELAY=-1",
+            "a: EVICT_DELAY=",
+        ),
+        *(
+            "a: CHECKS_LIGHTWEIGHT=1",
+            "a: CHECKS_LIGHTWEIGHT=0 2",
+            "a,: ENABLE_TAINT=true",
+            "a in b: ENABLE_TAINT=true",
+            "-a: ENABLE_TAINT=true",
+        ),
+        *(
+            f"{'a' * 64}: ENABLE_TAINT=true",
+            f"a={'b' * 64}: ENABLE_TAINT=true",
+            "a=b/c: ENABLE_TAINT=true",
+            "a > 1: ENABLE_TAINT=true",
+        ),
     ),
     "SWEEP_NAMESPACE": ("sweeps", "a" * 63, "", "Bad Name", "a" * 64, "-a", "a\nb"),
 }
@@ -158,7 +196,10 @@ def test_chart_has_no_stale_files() -> None:
 
 
 def test_chart_images_follow_the_values() -> None:
-    overlays = [templates.OVERLAYS / name for name in ("gate/policy.yaml", "reset-automation/cronjob.yaml")]
+    overlays = [
+        templates.OVERLAYS / name
+        for name in ("gate/policy.yaml", "reset-automation/cronjob.yaml", "evict/deployment.yaml")
+    ]
     files = (*MANIFESTS.glob("*.yaml"), *overlays)
     plain = "".join(file.read_text() for file in files).count(templates.IMAGE)
     made = "".join(templates.templates().values())
@@ -184,7 +225,7 @@ def test_chart_policies_precede_the_pods() -> None:
     text = templates.templates()["policies-and-programs.yaml"]
     kinds = [line.split()[-1] for line in text.splitlines() if line.startswith("    kind: ")]
 
-    pods = [kind in ("DaemonSet", "CronJob") for kind in kinds]
+    pods = [kind in ("DaemonSet", "Deployment", "CronJob") for kind in kinds]
     assert pods == sorted(pods)
     assert kinds.count("ValidatingAdmissionPolicy") == kinds.count("ValidatingAdmissionPolicyBinding") > 0
 

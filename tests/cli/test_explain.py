@@ -291,6 +291,11 @@ def test_explain_refuses_an_unknown_word_with_the_allowed_ones(words: tuple[str,
         ("efa", "Short name of 2-efa-enumeration"),
         ("container-runtime", "Group: 7-container-runtime"),
         ("gpu_healthcheck_xids_total", "(counter, by code, by gpu, by UUID)"),
+        ("EvictionAnnounced", "let it write a checkpoint"),
+        ("EvictionRefused", "Change the budget or delete the pod"),
+        ("EvictionCancelled", "an Event"),
+        ("SlurmMustDrain", "drain it in Slurm"),
+        ("gpu-healthcheck.aws-samples.io/evict", "docs/record.md"),
     ],
 )
 def test_explain_covers_causes_severities_settings_checks_and_metrics(word: str, shown: str) -> None:

@@ -8,13 +8,18 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
+from cli.access import cluster_of
+from healthcheck.cluster.errors import ClusterError, Conflict
+from healthcheck.cluster.kubeconfig import Access
 from healthcheck.deep.job import SHOWN
 from healthcheck.operations.quarantine_job import job_name
 from tests.cli.cluster import P
 from tests.cli.quarantine_world import ACCOUNT, BATCH, DEFAULT_PODS, JOB_PODS, LOST_GPU, NODES, Hospital
+from tests.evicting import STALE, annotation, eviction
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -128,6 +133,74 @@ def test_quarantine_names_a_budget_that_blocks_the_drain(hospital: Hospital) -> 
     assert "default/served: create pods/eviction: 429: Cannot evict pod" in out
     assert "The disruption budget keep-served needs 1 healthy pods and has 1 currently" in out
     assert "  $ kubectl uncordon budget\n" in out
+
+
+def announce(hospital: Hospital, node: str, state: str, age: timedelta = timedelta(0), **changes: Any) -> None:
+    """Write the evict program's annotation about the pod `served`."""
+    pod = eviction("served", state, **{"namespace": "default", "uid": uid_of(hospital, "served"), **changes})
+    hospital.plane.request("PATCH", f"{NODES}/{node}", {"metadata": {"annotations": annotation(pod, age=age)}})
+
+
+def uid_of(hospital: Hospital, pod: str) -> str:
+    return str(hospital.plane.request("GET", f"{DEFAULT_PODS}/{pod}").body["metadata"]["uid"])
+
+
+def test_quarantine_refuses_a_node_on_which_an_eviction_waits_for_a_budget(hospital: Hospital) -> None:
+    hospital.admit("waits")
+    hospital.pod("served", "waits", labels={"app": "served"})
+    hospital.budget("keep-served", "served")
+    pods = cluster_of(Access(str(hospital.plane.kubeconfig))).pods
+    with pytest.raises(ClusterError) as refusal:
+        pods.evict("default", "served", uid_of(hospital, "served"))
+    announce(hospital, "waits", "refused", why=str(refusal.value)[:160])
+
+    code, out, _ = hospital.quarantine("waits")
+    planned, plan, _ = hospital.quarantine("waits", "--dry-run")
+
+    assert (code, planned, hospital.pods(), hospital.cordon("waits")) == (2, 2, {"served"}, (False, None)), out
+    for words in (
+        "evictions on it are refused, and nothing was changed:",
+        "default/served: announced since ",
+        ", refused by PodDisruptionBudget default/keep-served: change it, or kubectl delete pod -n default served",
+        "to end the evictions instead: gpu-healthcheck release waits",
+    ):
+        assert words in out
+        assert words in plan
+
+    hospital.plane.request("DELETE", f"{DEFAULT_PODS}/served?gracePeriodSeconds=0")
+    assert hospital.quarantine("waits")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "changes"),
+    [("announced", {}), ("requested", {}), ("slurm", {}), ("refused", {"age": STALE}), ("refused", {"uid": "gone"})],
+    ids=["announced", "requested", "Slurm", "stale", "of an earlier pod"],
+)
+def test_quarantine_drains_a_node_on_which_no_eviction_waits(
+    hospital: Hospital, state: str, changes: dict[str, Any]
+) -> None:
+    hospital.admit("free")
+    hospital.pod("served", "free")
+    announce(hospital, "free", state, **changes)
+
+    code, out, _ = hospital.quarantine("free")
+
+    assert (code, hospital.pods(), out.count("evicting: default/served")) == (0, set(), 1), out
+
+
+def test_second_eviction_leaves_the_replacement_of_a_pod(hospital: Hospital) -> None:
+    """The evict program and a drain may both know the same pod."""
+    hospital.admit("twice")
+    hospital.pod("served", "twice")
+    first = uid_of(hospital, "served")
+    announce(hospital, "twice", "announced")
+    assert hospital.quarantine("twice")[0] == 0
+    hospital.pod("served", "twice")
+
+    with pytest.raises(Conflict):
+        cluster_of(Access(str(hospital.plane.kubeconfig))).pods.evict("default", "served", first)
+
+    assert "deletionTimestamp" not in hospital.plane.request("GET", f"{DEFAULT_PODS}/served").body["metadata"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from healthcheck.text.moments import moment
 from sim.device_plugin import DEPLOY
 from sim.dra_plugin import XID_TAINT, DraPlugin
 from tests.cli.cluster import P
-from tests.cli.reset_world import Workshop
+from tests.cli.reset_world import PODS, Workshop
+from tests.evicting import BUDGET_ANSWER, annotation, eviction
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 pytestmark = pytest.mark.cluster
@@ -222,6 +223,27 @@ def test_reset_removes_only_a_deleted_hami_handshake(workshop: Workshop, handsha
     assert (code, annotations.get(key)) == (0, left), out
     assert annotations[vendor] == "Deleted_2026-11-25 10:00:00"
     assert ("HAMi's handshake removed" in out) == (left is None)
+
+
+@pytest.mark.parametrize("options", [(), ("--reboot",)])
+def test_reset_refuses_a_node_on_which_an_eviction_waits(workshop: Workshop, options: tuple[str, ...]) -> None:
+    workshop.run_plugin(operator=True)
+    workshop.add_pod("train-2", gpu=2)
+    workshop.break_gpu(2)
+    uid = workshop.plane.request("GET", f"{PODS}/train-2").body["metadata"]["uid"]
+    why = BUDGET_ANSWER.format("train")
+    refused = annotation(eviction("train-2", "refused", namespace="default", uid=uid, why=why))
+    workshop.patch({"metadata": {"annotations": refused}})
+
+    code, out = workshop.reset(*options)
+
+    assert (code, workshop.is_untouched, workshop.has_job(), workshop.pods()) == (2, True, False, {"train-2"}), out
+    assert "default/train-2: announced since " in out
+    assert "refused by PodDisruptionBudget default/train: change it, or kubectl delete pod -n default train-2" in out
+    if not options:
+        workshop.patch({"metadata": {"annotations": dict.fromkeys(refused)}})
+        code, out = workshop.reset()
+        assert (code, workshop.pods()) == (0, set()), out
 
 
 class TestCtrlC:

@@ -18,7 +18,8 @@ from healthcheck.text.moments import timestamp
 from sim.control_plane import ControlPlane, unbound_token
 from sim.device_plugin import DEPLOY
 from tests.cli.cluster import ROOT, P
-from tests.cli.reset_world import JOBS, Workshop
+from tests.cli.reset_world import JOBS, PODS, Workshop
+from tests.evicting import BUDGET_ANSWER, annotation, eviction
 from tests.overlays import OVERLAYS
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
@@ -99,6 +100,15 @@ def test_reset_idle_skips_nodes_in_use_or_without_the_operator(workshop: Worksho
     code, log = run(workshop.plane)
     assert (code, workshop.pods(), workshop.has_job()) == (0, {"train-5"}, False), log
     assert reasons(log) == {workshop.name: "in use: default/train-5 holds 1 nvidia.com/gpu"}
+
+    uid = workshop.plane.request("GET", f"{PODS}/train-5").body["metadata"]["uid"]
+    refused = annotation(
+        eviction("train-5", "refused", namespace="default", uid=uid, why=BUDGET_ANSWER.format("train"))
+    )
+    workshop.patch({"metadata": {"annotations": refused}})
+    code, log = run(workshop.plane)
+    assert (code, workshop.pods(), workshop.has_job()) == (0, {"train-5"}, False), log
+    assert "refused by PodDisruptionBudget default/train" in reasons(log)[workshop.name]
 
     workshop.plane.request("DELETE", "/api/v1/namespaces/default/pods/train-5?gracePeriodSeconds=0")
     workshop.patch({"metadata": {"labels": {DEPLOY: None}}})

@@ -25,6 +25,7 @@ from healthcheck.verdict.node_events import NodeEvent
 from healthcheck.verdict.record import StandingRecord
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import P, run_here
+from tests.evicting import BUDGET_ANSWER, FINDING, STALE, annotation, eviction
 
 NODES = ("gpu-node-1", "gpu-node-2")
 
@@ -100,6 +101,41 @@ def test_status_names_cordoned_nodes_and_runs(tmp_path: Path) -> None:
         ("gpu-node-1", False, ""),
         ("gpu-node-2", True, "quarantine"),
     ]
+
+
+def test_status_shows_evictions_by_state(tmp_path: Path) -> None:
+    at = datetime.now(UTC).replace(microsecond=0)
+    due, why = at + timedelta(minutes=1), BUDGET_ANSWER.format("train")
+    pods = {
+        "gpu-node-1": (eviction("train-1", "announced", at=at), eviction("train-3", "refused", at=at, why=why)),
+        "gpu-node-2": (
+            eviction("train-2", "announced", at=at + timedelta(minutes=5)),
+            eviction("train-4", "requested", at=at),
+            eviction("slurmd-0", "slurm", at=at),
+        ),
+    }
+    with ApiStandIn(*NODES) as api:
+        kubeconfig = api.kubeconfig(tmp_path / "config")
+        for age in (timedelta(0), STALE):
+            for node, some in pods.items():
+                api.edit_node(node, {"metadata": {"annotations": annotation(*some, age=age)}})
+            fleet, page = status_output(kubeconfig), status_output(kubeconfig, "gpu-node-1")
+            documents = [json.loads(status_output(kubeconfig, *words, "-o", "json")) for words in ((), ("gpu-node-1",))]
+            rows = [documents[0]["nodes"][0]["evictions"], documents[1]["node"]["evictions"]]
+            if age:
+                assert (rows, "eviction" in fleet + page) == ([[], []], False)
+                break
+            assert (
+                f"evictions: 2 pods on 2 nodes announced, next at {due:%H:%M}Z; 1 pod on 1 node requested; 1 refused: "
+                "team/train-3 on gpu-node-1 by PodDisruptionBudget team/train; "
+                "1 pod on 1 node left to Slurm, which must drain gpu-node-2"
+            ) in fleet.splitlines()
+            budget = "PodDisruptionBudget team/train"
+            assert f"eviction    team/train-1: announced, due {timestamp(due)}, {FINDING}\n" in page
+            assert f"eviction    team/train-3: refused, due {timestamp(due)}, {budget}\n" in page
+            refused = {"pod": "team/train-3", "state": "refused", "due": timestamp(due), "why": budget}
+            assert rows[0] == rows[1]
+            assert rows[0][1] == refused
 
 
 def test_status_refuses_a_malformed_selector(kubeconfig: Path) -> None:

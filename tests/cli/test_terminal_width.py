@@ -6,11 +6,12 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.text import Text
 
 from cli.output.allocation_table import page
@@ -174,8 +175,9 @@ def test_status_in_a_pipe_and_wide_shortens_nothing(fleet: tuple[list[str], Path
 @pytest.mark.parametrize("length", NAMES)
 def test_sweep_dry_run_keeps_its_reasons(length: int, number: int, width: int) -> None:
     tested = DeepTest(datetime.now(UTC), "pass", "sweep")
-    nodes = [Candidate(name, "", "p5.48xlarge", {}, tested, None, "", False, True) for name in names(length, number)]
-    decisions = [Decision(one, WHYS[place % len(WHYS)]) for place, one in enumerate(nodes)]
+    one = Candidate("", "", "p5.48xlarge", {}, tested, None, "", False, True, timedelta(hours=6))
+    nodes = [replace(one, name=name) for name in names(length, number)]
+    decisions = [Decision(node, WHYS[place % len(WHYS)]) for place, node in enumerate(nodes)]
     table = fitted_table(sweep._COLUMNS, map(sweep._cells, decisions), width)
 
     rows, text = ["\n".join(line.plain for line in part) for part in (table.lines[1:], [*table.lines, *table.notes])]

@@ -89,6 +89,14 @@ def test_uninstall_removes_only_our_data(api: ApiStandIn, kubeconfig: Path) -> N
     ]
 
 
+def test_uninstall_removes_evictions_that_were_announced(api: ApiStandIn, kubeconfig: Path) -> None:
+    api.edit_node("plain", {"metadata": {"annotations": {f"{P}/evict": "{}", "note": "x"}}})
+    done = run_here(kubeconfig, "uninstall", "--yes")
+
+    assert (done.returncode, ours_on(api.node("plain"))) == (0, [])
+    assert "plain: annotation evict\n" in done.stdout
+
+
 @pytest.mark.parametrize(("taint", "code", "left"), [("set", 0, []), ("devices", 2, ["failed", "well"])])
 def test_uninstall_needs_to_list_device_taint_rules_that_a_record_has(
     api: ApiStandIn, kubeconfig: Path, taint: str, code: int, left: list[str]

@@ -81,3 +81,30 @@ def test_verify_reports_a_hami_that_ignores_cordons(
     assert all(said in answer.message for answer in cordons)
     # Where HAMi shares every GPU, no DeviceTaintRule is needed.
     assert any(answer.about == "device taints" for answer in found) == (switch == "true" and not annotations)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_installed", "holds", "message"),
+    [
+        ({}, False, None, ""),
+        ({"EVICT_SEVERITY": "REBOOT"}, True, True, "EVICT_SEVERITY is set"),
+        ({"node-overrides": "team=a: EVICT_SEVERITY=ISOLATE"}, True, True, "EVICT_SEVERITY is set"),
+        ({"EVICT_SEVERITY": "REBOOT", "DEVICE_TAINTS": "true"}, False, None, ""),
+        ({"EVICT_SEVERITY": "REBOOT"}, False, False, "needs kubernetes/overlays/evict or DEVICE_TAINTS"),
+        ({"node-overrides": "# EVICT_SEVERITY=ISOLATE\na: EVICT_SEVERITY="}, True, False, "EVICT_SEVERITY is empty"),
+        ({}, True, False, "EVICT_SEVERITY is empty"),
+        ({"EVICT_SEVERITY": "REBOOT", "ENABLE_LABEL": "false"}, True, False, "ENABLE_LABEL must be true"),
+        ({"EVICT_SEVERITY": "REBOOT", "ENABLE_TAINT": "false"}, True, False, "ENABLE_TAINT must be true"),
+    ],
+)
+def test_verify_reports_evictions_that_are_impossible(
+    tmp_path: Path, data: dict[str, str], is_installed: bool, holds: bool | None, message: str
+) -> None:
+    with ApiStandIn() as api:
+        api.store.create(CONFIG_MAPS, "gpu-healthcheck", {"metadata": {"name": "gpu-healthcheck-config"}, "data": data})
+        if is_installed:
+            api.store.create(DEPLOYMENTS, "gpu-healthcheck", {"metadata": {"name": "gpu-healthcheck-evict"}})
+        cluster = Cluster(lambda: connect(Access(str(api.kubeconfig(tmp_path / "kubeconfig")))))
+        found = [answer for answer in settings_answers(cluster, []) if answer.about == "evictions"]
+    assert [answer.holds for answer in found] == ([] if holds is None else [holds])
+    assert all(message in answer.message for answer in found)

@@ -64,7 +64,7 @@ SLOT_NAME = "the name of a slot must be slot-<number>, with at most five digits 
 LEASE_OWNER = "the only owner of an agent's Lease must be its own Node"
 LEASE_HOLDER = "the holder of an agent's Lease must be its own node"
 LEASE_MARKS = "an agent may not set annotations or finalizers of a Lease"
-LEASE_LABELS = "a slot must have the label holder with its own node's name, and no other label"
+LEASE_LABELS = "a slot must have the label holder with its own node's name, and no other label but group"
 LEASE_RELABELLED = "an agent may not change the labels of a Lease"
 LEASE_FIELDS = "an agent's Lease may contain only its holder"
 LEASE_TIMES = "a heartbeat may last at most 259200 seconds, and its renewTime must be between 1970 and 2099"
@@ -360,6 +360,7 @@ REFUSED_NODE_WRITES = [
     ),
     Refused("remove all conditions", {"status": {"conditions": None}}, FOREIGN_CONDITION, (STATUS,)),
     Refused("use a label of ours that nobody defined", metadata(labels={f"{P}/new": "x"}), FOREIGN_LABEL, BOTH),
+    Refused("forge evictions on its node", metadata(annotations={f"{P}/evict": "{}"}), FOREIGN_NOTE, BOTH),
     Refused("use a name of ours that nobody defined", metadata(annotations={f"{P}/new": "x"}), FOREIGN_NOTE, BOTH),
     Refused("write a record without end", metadata(annotations={f"{P}/results": "x" * 20_481}), TOO_LONG, BOTH),
     Refused("write many bytes in few characters", metadata(annotations={f"{P}/results": "\u00e9" * 10_241}), TOO_LONG),
@@ -622,6 +623,29 @@ def test_an_agent_makes_and_renews_its_own_heartbeat(cluster: Cluster) -> None:
     assert agent.leases.heartbeats(datetime.now(UTC))[OWN].renewed > first.renewed
 
 
+def test_an_agent_labels_its_heartbeat_and_slot_with_its_group_and_removes_the_label(cluster: Cluster) -> None:
+    agent, node = cluster.agent(), node_state(cluster.node())
+    longest = "g" * 63
+    for group in ("", longest, "other", ""):
+        agent.leases.renew_heartbeat(node, datetime.now(UTC), 900, group)
+        labels = cluster.plane.request("GET", f"{HEARTBEATS}/{OWN}").body["metadata"].get("labels", {})
+        assert labels == ({f"{P}/group": group} if group else {})
+        assert agent.leases.count_group(longest, 1) == (group == longest)
+    slot = agent.leases.create_slot("slot-3", node, longest)
+
+    assert (slot.group, list(agent.leases.slots(group=longest))) == (longest, [slot])
+    assert list(agent.leases.slots(group="other")) == []
+    relabelled = cluster.ask("PATCH", f"{SLOTS}/slot-3", metadata(labels={f"{P}/group": "other"}))
+    assert relabelled.status == 403, relabelled.message
+
+
+def test_an_agent_may_not_label_the_heartbeat_of_another_node(cluster: Cluster) -> None:
+    cluster.plane.request("POST", HEARTBEATS, lease(OTHER, OTHER))
+    answer = cluster.patch(f"{HEARTBEATS}/{OTHER}", metadata(labels={f"{P}/group": "g"}))
+
+    assert "an agent may write only the heartbeat of its own node" in answer.message
+
+
 def test_an_agent_may_not_change_what_others_wrote_on_its_heartbeat(cluster: Cluster) -> None:
     cluster.agent().leases.renew_heartbeat(node_state(cluster.node()), datetime.now(UTC), 900)
     note = {"metadata": {"annotations": {"example.com/note": "x"}, "labels": {"example.com/team": "vision"}}}
@@ -748,6 +772,7 @@ OTHER_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
     "with a digest": (slot("slot-2", labels={f"{P}/holder": "0123456789abcdef" * 2}), LEASE_LABELS),
     "with one label more": (slot("slot-2", labels={f"{P}/holder": OWN, "a": "b"}), LEASE_LABELS),
     "without a label": (slot("slot-2", labels={}), LEASE_LABELS),
+    "with its group alone": (slot("slot-2", labels={f"{P}/group": "a"}), LEASE_LABELS),
     "that says more": (slot("slot-2") | {"spec": {"holderIdentity": OWN, "leaseTransitions": 1}}, LEASE_FIELDS),
 }
 OTHER_HEARTBEATS: dict[str, tuple[dict[str, Any], str]] = {

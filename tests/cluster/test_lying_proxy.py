@@ -36,6 +36,7 @@ NODE, JOB = NodeState("n"), JobState("j", "ns", "u", "n", NOW)
 CALLS: dict[str, Callable[[Any], Any]] = {
     "leases.renew_heartbeat": lambda c: c.leases.renew_heartbeat(NODE, NOW, 900),
     "leases.count_heartbeats": lambda c: c.leases.count_heartbeats(),
+    "leases.count_group": lambda c: c.leases.count_group("g", 1),
     "leases.count_slots": lambda c: c.leases.count_slots(),
     "events.create": lambda c: c.events.create(NODE, NodeEvent("e", "Warning", "Xid79", "x"), NOW),
     "jobs.create": lambda c: c.jobs.create({"metadata": {"namespace": "ns"}}),
@@ -72,6 +73,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "jobs.note_shown": lambda c: c.jobs.note_shown(JOB, NOW),
     "nodes.patch_conditions": lambda c: c.nodes.patch_conditions("n", []),
     "nodes.patch": lambda c: c.nodes.patch("n", {}),
+    "pods.has_evict": lambda c: c.pods.has_evict(),
     "pods.read_agent_daemon_set": lambda c: c.pods.read_agent_daemon_set(),
     "pods.list_agents": lambda c: c.pods.list_agents(),
     "settings.read_config": lambda c: c.settings.read_config(),
@@ -86,6 +88,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "nodes.update": lambda c: c.nodes.update("n", lambda _: {}),
     "jobs.watch": lambda c: c.jobs.watch("ns", "a=b", "1", 1),
     "nodes.watch": lambda c: c.nodes.watch("n", 1),
+    "nodes.watch_selected": lambda c: c.nodes.watch_selected("a=b"),
 }
 DEVICE_CALLS: dict[str, Callable[[Any], Any]] = {
     "are_served": lambda c: c.are_served(),

@@ -248,6 +248,8 @@ def test_the_sweepers_pods_stay_off_every_node_that_has_an_agent() -> None:
         [{**entry, "operator": "In"}] for entry in nowhere["matchExpressions"]
     ]
     assert {entry["operator"] for entry in nowhere["matchExpressions"]} == {"NotIn"}
+    evict = yaml.safe_load((MANIFESTS.parent / "overlays" / "evict" / "deployment.yaml").read_text())
+    assert evict["spec"]["template"]["spec"]["affinity"] == sweeper["affinity"]
 
 
 @pytest.mark.parametrize("name", ["gpu-healthcheck-sweep-node", "gpu-healthcheck-quarantine-node"])

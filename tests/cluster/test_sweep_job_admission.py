@@ -7,7 +7,7 @@ The template in the cluster is irrelevant: without it, and after a second instal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -40,7 +40,7 @@ def sweep_job(namespace: str = "gpu-healthcheck") -> Job:
     """Return the Job that the sweeper creates from the template that we ship."""
     documents = yaml.safe_load_all((MANIFESTS / "07-sweeper.yaml").read_text())
     (cron_job,) = (document for document in documents if document["metadata"]["name"] == "gpu-healthcheck-sweep-node")
-    node = Candidate("n", "uid-1", "p5", {"nvidia.com/gpu": 8}, None, None, "", under_run=False, overdue=False)
+    node = Candidate("n", "uid-1", "p5", {"nvidia.com/gpu": 8}, None, None, "", False, False, timedelta(hours=6))
     return job_for(cron_job["spec"]["jobTemplate"], node, JobSettings(namespace, 60), datetime.now(UTC))
 
 

@@ -267,7 +267,7 @@ def test_nothing_is_done_while_the_manifests_programs_are_there(installed: Contr
 def test_the_printed_commands_remove_every_overlay_and_the_gate_before_the_agents(control_plane: ControlPlane) -> None:
     with ControlPlane() as own:
         own.kubectl("apply", "-f", str(MANIFESTS))
-        for overlay in ("device-taints", "reset-automation", *(("dra",) if own.has_dra else ())):
+        for overlay in ("device-taints", "evict", "reset-automation", *(("dra",) if own.has_dra else ())):
             own.kubectl("apply", "-k", str(OVERLAYS / overlay))
         if own.mutating_policies:
             text = (OVERLAYS / "gate" / "policy.yaml").read_text()

@@ -181,3 +181,32 @@ def test_a_pod_that_the_gate_refused_has_its_message(name: str, code: int, messa
     found = [one.found for one in problems if one.found.cause.name == "GateRefusedPod"]
     assert [(one.subject, one.evidence) for one in found] == ([("pod/team/train-x", (shown,))] if shown else [])
     assert "GateRefusedPod" not in {one.found.cause.name for one in judged(bad(), refused).problems}
+
+
+EVICTED = condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "Eviction API: evicting", minutes=11)
+ANNOUNCED = "the pod is evicted at 11:48, because its GPU on a is faulty"
+
+
+def test_an_eviction_of_the_last_pod_is_evidence() -> None:
+    assert f"exit code 137; DisruptionTarget since {ago(11)}: EvictionByEvictionAPI" in evidence(
+        bad(), lost(conditions=[EVICTED])
+    )
+    gone = (
+        bad(),
+        event(job(), "SuccessfulCreate", "Created pod: train-x", warning=False, by="job-controller"),
+        event(lost(), "Scheduled", "Successfully assigned team/train-x to a", warning=False),
+    )
+    announced = event(lost(), "EvictionAnnounced", ANNOUNCED, by="gpu-healthcheck")
+    assert f"ran on node/a, and is gone; EvictionAnnounced: {ANNOUNCED}\n" in evidence(*gone, announced)
+    assert "ran on node/a, and is gone\n" in evidence(*gone)
+
+
+@pytest.mark.parametrize("changes", [{"phase": "Failed"}, {"metadata": {"deletionTimestamp": ago(1)}}])
+def test_an_evicted_pod_is_no_fault_of_its_job(changes: Object) -> None:
+    ended = {"name": "main", "state": {"terminated": terminated(137, minutes=2)}}
+    evicted = pod("train-x", 8, on="a", states=[ended], owner=("Job", "train"), conditions=[EVICTED], **changes)
+    replacement = pod("train-y", 8, on="b", owner=("Job", "train"))
+
+    for pods in ([evicted], [evicted, replacement]):
+        found = judged(bad(), node("b"), job(), *pods).problems
+        assert not [one.found for one in found if "train" in one.found.subject]

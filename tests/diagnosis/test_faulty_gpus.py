@@ -14,6 +14,7 @@ from diagnosis.snapshot import Snapshot
 from healthcheck.node.state import MAINTENANCE, RUN, SEVERITY, UNHEALTHY
 from tests.diagnosis.states import (
     GPU,
+    NOW,
     Object,
     ago,
     condition,
@@ -29,6 +30,7 @@ from tests.diagnosis.states import (
     terminated,
     waiting,
 )
+from tests.evicting import BUDGET_ANSWER, annotation, eviction
 
 DEAD, HEALTHY = "GPU-8dbf1c52-1111-4c5e-9b1f-0123456789ab", "GPU-8dbf1c52-2222-4c5e-9b1f-0123456789ab"
 TAINT = {"key": UNHEALTHY, "value": "true", "effect": "NoSchedule"}
@@ -314,3 +316,47 @@ def test_a_finding_from_a_record_of_an_earlier_version_has_no_time_and_counts() 
 def _refused() -> Object:
     message = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
     return condition("PodScheduled", "False", "Unschedulable", message)
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "evidence", "remedy"),
+    [
+        ("announced", None, "the eviction of pod/team/x is announced for 12:01Z", ""),
+        ("requested", None, "the eviction of pod/team/x is requested", ""),
+        ("slurm", None, "pod/team/x is a Slurm node, which Slurm must drain: it is not evicted", ""),
+        (
+            "refused",
+            BUDGET_ANSWER.format("train"),
+            "the eviction of pod/team/x waits: refused by PodDisruptionBudget team/train",
+            "Let PodDisruptionBudget team/train allow the eviction of pod/team/x, or move the pod:",
+        ),
+        (
+            "refused",
+            "denied by `webhook`",
+            "the eviction of pod/team/x waits: refused by denied by `webhook`",
+            "Let what refuses it allow the eviction of pod/team/x, or move the pod:",
+        ),
+    ],
+)
+def test_an_eviction_of_the_pod_is_evidence(state: str, why: str | None, evidence: str, remedy: str) -> None:
+    pods = [eviction(name, state, at=NOW, uid=uid, why=why) for name, uid in (("x", "pod-team-x"), ("y", "gone"))]
+    marks = annotation(*pods, now=NOW)
+    noted, plain = faulty(finding()), judged(faulty(finding()), pod("x", on="a")).problems[0].found
+    noted["metadata"]["annotations"] |= marks
+
+    diagnosis = judged(noted, pod("x", on="a"))
+
+    found = diagnosis.problems[0].found
+    assert causes(diagnosis) == [FAULTY, "NodeKeptFromWork"]
+    assert set(found.evidence) - set(plain.evidence) == {evidence}
+    assert set(found.remedy) - set(plain.remedy) == ({remedy} if remedy else set())
+    assert "evict" not in str(judged(node("a", annotations=marks), pod("x", on="a")).problems)
+
+
+def test_eviction_events_are_evidence_for_a_user_who_sees_no_nodes() -> None:
+    work = given("x", DEAD)
+    announced = event(work, "EvictionAnnounced", "the pod is evicted at 12:01", by="gpu-healthcheck")
+    found = diagnose(snapshot(work, warned(work), announced, missing=["Node"])).problems[0].found
+
+    assert "pod/team/x: Event EvictionAnnounced: the pod is evicted at 12:01" in found.evidence
+    assert not diagnose(snapshot(work, announced, missing=["Node"])).problems

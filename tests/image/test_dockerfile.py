@@ -82,7 +82,7 @@ def test_requirements_are_locked_with_hashes(file: str) -> None:
 def test_pyproject_lists_every_package() -> None:
     """The tests run next to the sources, and would not miss a folder."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    programs = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
+    programs = ("agent", "cli", "diagnosis", "evict", "healthcheck", "quarantine", "repair", "sweeper")
     files = [file for top in programs for file in (ROOT / top).rglob("__init__.py")]
     folders = (".".join(("gpu_healthcheck", *file.parent.relative_to(ROOT).parts)) for file in files)
     assert sorted(listed) == sorted(folders)

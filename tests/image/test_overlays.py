@@ -120,6 +120,7 @@ def test_example_overlay_takes_all_components(installed: ControlPlane, tmp_path:
         .replace("\n#  - ../", "\n  - ../")
         .replace("  - ../gate", "#")
         .replace("  - ../reset-automation", "#")
+        .replace("  - ../evict", "#")
     )
     plain = flat(dry_run(installed, "-f", str(MANIFESTS)))
     changed = flat(dry_run(installed, "-k", str(example)))
@@ -183,7 +184,7 @@ def test_manifests_folder_has_no_kustomization_for_kubectl() -> None:
 
 
 def test_overlays_are_tested_or_only_add_objects() -> None:
-    adding = {"device-taints", "dra", "gate", "monitoring", "reset-automation"}
+    adding = {"device-taints", "dra", "evict", "gate", "monitoring", "reset-automation"}
 
     assert sorted(folder.name for folder in OVERLAYS.iterdir()) == sorted([*CHANGES, *adding])
     for name in adding:

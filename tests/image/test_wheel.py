@@ -17,7 +17,7 @@ import pytest
 from sim.node import SimulatedNode
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("agent", "cli", "diagnosis", "healthcheck", "quarantine", "repair", "sweeper")
+PROGRAMS = ("agent", "cli", "diagnosis", "evict", "healthcheck", "quarantine", "repair", "sweeper")
 BUILD = "import sys; from setuptools.build_meta import *; to = sys.argv[1]; build_wheel(to); build_sdist(to)"
 
 # As the console script that an installer writes: it names the function that entry_points.txt names.

@@ -19,6 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from agent.telemetry import DeepRun, Telemetry
 from cli.fleet_faults import SLOW
 from diagnosis.snapshot.gpu_use import IDLE
+from evict.metrics import METRICS as OF_EVICT
 from healthcheck.catalog.xid import xid_table
 from healthcheck.memory.findings import ActiveFinding
 from healthcheck.model import Finding, Nature, Severity, Status
@@ -89,7 +90,8 @@ def test_the_xids_of_applications_are_those_after_which_nvidia_restarts_only_the
 def test_a_rule_asks_for_what_somebody_exports(rule: dict[str, Any]) -> None:
     asked = set(re.findall(NAME, rule["expr"]))
     assert asked
-    assert asked <= {"up"} | {metric.name for metric in Telemetry().metrics} | EXPORTED | RECORDED | DCGM
+    ours = {metric.name for metric in (*Telemetry().metrics, *OF_EVICT)}
+    assert asked <= {"up"} | ours | EXPORTED | RECORDED | DCGM
 
 
 def test_only_records_read_the_exporter_and_each_of_its_names_by_one_quantity() -> None:

@@ -16,6 +16,7 @@ from sim.control_plane import MANIFESTS
 from sweeper.select import Candidate, JobSettings, in_the_way, job_for, job_name, tolerations
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
 ORDER = JobSettings("gpu-healthcheck", 1800)
 LONGEST = ".".join(["ip-10-0-0-1", "a" * 60, "b" * 60, "c" * 60, "d" * 50])
 assert len(LONGEST) <= 253
@@ -35,7 +36,7 @@ def made(
     order: JobSettings = ORDER,
     **change: Any,
 ) -> dict[str, Any]:
-    node = Candidate(name, "uid-1", "p5", gpus or {"nvidia.com/gpu": 8}, None, None, "", False, False)
+    node = Candidate(name, "uid-1", "p5", gpus or {"nvidia.com/gpu": 8}, None, None, "", False, False, 6 * HOUR)
     return job_for({**template(), **change}, node, order, NOW)
 
 
@@ -70,7 +71,7 @@ def test_6_job_requests_every_gpu_so_that_the_scheduler_proves_them_unused(gpus:
 
 @pytest.mark.parametrize(("gpus", "asked"), [({}, {}), ({"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "2"})])
 def test_dra_devices_are_claimed_and_plugin_devices_requested(gpus: dict[str, int], asked: dict[str, str]) -> None:
-    node = Candidate("n", "uid-1", "p5", gpus, None, None, "", under_run=False, overdue=False, devices=8)
+    node = Candidate("n", "uid-1", "p5", gpus, None, None, "", False, False, 6 * HOUR, devices=8)
     pod = pod_of(job_for(template(), node, ORDER, NOW))
 
     assert pod["resourceClaims"] == [{"name": "gpus", "resourceClaimTemplateName": "gpu-healthcheck-sweep"}]

@@ -21,14 +21,14 @@ from sweeper.select import Candidate, SweepLimits, busy_nodes, candidate, select
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-LIMITS = SweepLimits(10, 100, 6 * HOUR)
+LIMITS = SweepLimits(10, 100)
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 TOLERATED = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
 
 
 def one(name: str, hours_ago: float | None = None, kind: str = "p5.48xlarge", **more: Any) -> Candidate:
     tested = None if hours_ago is None else DeepTest(NOW - hours_ago * HOUR, "pass", "sweep")
-    facts = {"tried": None, "obstacle": "", "under_run": False, "overdue": False, **more}
+    facts = {"tried": None, "obstacle": "", "under_run": False, "overdue": False, "interval": 6 * HOUR, **more}
     return Candidate(name, f"uid-{name}", kind, {"nvidia.com/gpu": 8}, tested, **facts)
 
 
@@ -71,7 +71,10 @@ def test_reasons_why_a_node_is_not_selected(node: Candidate, why: str) -> None:
 
 
 def test_an_interval_of_zero_means_that_nothing_is_due() -> None:
-    assert why_not(one("n"), replace(LIMITS, interval=timedelta(0))) == "DCGM_L2_INTERVAL is 0: there are no deep tests"
+    nodes = [one("off", interval=timedelta(0)), one("n")]
+
+    assert why_not(nodes[0]) == "DCGM_L2_INTERVAL is 0 for it: it has no deep tests"
+    assert selected(*nodes) == ["n"]
 
 
 def test_node_in_use_is_not_selected() -> None:
@@ -96,7 +99,7 @@ def test_a_claim_keeps_a_node_busy_by_what_it_holds_or_where_nobody_can_see_that
 def test_a_job_that_came_to_no_verdict_is_waited_for_and_one_that_did_is_not() -> None:
     job = {"n": Attempt(NOW - HOUR)}
     assert why_not(one("n"), tried=job) == "tried without a result at 2026-11-21T11:00:00Z"
-    assert why_not(one("n", 0.9), replace(LIMITS, interval=HOUR / 2), tried=job) == ""
+    assert why_not(one("n", 0.9, interval=HOUR / 2), tried=job) == ""
 
 
 def test_a_job_with_a_rejected_pod_is_reported_with_the_kubelets_message() -> None:
@@ -116,7 +119,7 @@ def test_a_node_that_was_tried_in_vain_goes_behind_those_that_wait_longer() -> N
 def test_no_more_than_a_share_of_each_instance_type(nodes: int, percent: int, allowed: int) -> None:
     fleet = [one(f"{kind}-{number}", kind=kind) for kind in ("p4d", "p5") for number in range(nodes)]
 
-    names = selected(*fleet, limits=SweepLimits(100, percent, 6 * HOUR))
+    names = selected(*fleet, limits=SweepLimits(100, percent))
 
     assert Counter(name.partition("-")[0] for name in names) == {"p4d": allowed, "p5": allowed}
 
@@ -125,13 +128,13 @@ def test_nodes_under_a_run_count_against_their_types_share() -> None:
     held = one("held", obstacle="a deep run (l2) uses it", under_run=True)
     others = [one(f"n-{number}") for number in range(9)]
 
-    assert len(selected(held, *others, limits=SweepLimits(10, 20, 6 * HOUR))) == 1
-    assert selected(held, *others, limits=SweepLimits(10, 10, 6 * HOUR)) == []
+    assert len(selected(held, *others, limits=SweepLimits(10, 20))) == 1
+    assert selected(held, *others, limits=SweepLimits(10, 10)) == []
 
 
 def test_every_waiting_node_has_its_reason() -> None:
     fleet = [one("a"), one("b"), one("c", kind="")]
-    fields = {each.node.name: each.why for each in select(fleet, {}, {}, 1, SweepLimits(1, 50, 6 * HOUR), NOW)}
+    fields = {each.node.name: each.why for each in select(fleet, {}, {}, 1, SweepLimits(1, 50), NOW)}
 
     assert fields == {
         "a": "",
@@ -272,7 +275,7 @@ def test_of_any_fleet_no_limit_is_passed_and_no_idle_node_waits_without_a_reason
         for number, (hours, kind, held, _) in enumerate(fleet)
     ]
     busy = {f"n{number}": "p" for number, (*_, used) in enumerate(fleet) if used}
-    decisions = select(nodes, busy, {}, places, SweepLimits(12, percent, 6 * HOUR), NOW)
+    decisions = select(nodes, busy, {}, places, SweepLimits(12, percent), NOW)
 
     chosen = [each.node for each in decisions if not each.why]
     assert sorted(each.node.name for each in decisions) == sorted(each.name for each in nodes)

@@ -87,7 +87,7 @@ def budget(fleet: Fleet) -> Iterator[Fleet]:
 def hold(fleet: Fleet, node: str, *numbers: int, uid: str = "") -> None:
     state = fleet.node(node)
     for number in numbers:
-        fleet.cluster.leases.create_slot(f"slot-{number}", state)
+        fleet.cluster.leases.create_slot(f"slot-{number}", state, f"group-{number}")
 
 
 def held(fleet: Fleet) -> dict[str, str]:

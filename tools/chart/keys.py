@@ -23,6 +23,7 @@ AGENT: Identity = ("DaemonSet", "gpu-healthcheck-agent")
 SWEEPER: Identity = ("CronJob", "gpu-healthcheck-sweeper")
 QUARANTINE: Identity = ("CronJob", "gpu-healthcheck-quarantine-node")
 AUTOMATION: Identity = ("CronJob", "gpu-healthcheck-reset-automation")
+EVICT: Identity = ("Deployment", "gpu-healthcheck-evict")
 POD_MONITOR: Identity = ("PodMonitor", "gpu-healthcheck")
 RULES: Identity = ("PrometheusRule", "gpu-healthcheck")
 CONFIG: Identity = ("ConfigMap", "gpu-healthcheck-config")
@@ -34,13 +35,14 @@ _OBJECTS: Mapping[str, Identity] = {
     "quarantine": QUARANTINE,
     "reset": ("CronJob", "gpu-healthcheck-reset-node"),
     "automation": AUTOMATION,
+    "evict": EVICT,
     "podMonitor": POD_MONITOR,
 }
 """Objects by their names in keys.yaml."""
 
 _TEMPLATE: Steps = ("spec", "template", "spec")
 PODS: Mapping[Identity, Steps] = {
-    identity: _TEMPLATE if identity == AGENT else ("spec", "jobTemplate", *_TEMPLATE)
+    identity: _TEMPLATE if identity in (AGENT, EVICT) else ("spec", "jobTemplate", *_TEMPLATE)
     for identity in _OBJECTS.values()
     if identity != POD_MONITOR
 }
@@ -120,6 +122,7 @@ ADDED = {
     "dra": "dra",
     "device-taints": "deviceTaints",
     "reset-automation": "resetAutomation",
+    "evict": "evict",
     "gate": "gate",
 }
 """Overlays that only add objects, with the key KEY that enables each by KEY.enabled."""

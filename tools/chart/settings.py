@@ -15,6 +15,7 @@ from healthcheck.checks import CHECKS
 from healthcheck.model import Severity
 from healthcheck.node.state import REPAIR_CONDITIONS
 from healthcheck.settings.declaration import NodeSettings, Setting, settings_of, written
+from healthcheck.settings.node_overrides import PER_NODE
 from healthcheck.settings.reading import read_settings
 
 
@@ -39,6 +40,9 @@ _COUNTED = (
 )
 _NARROWER: dict[str, dict[str, Any]] = {
     "EFA_MIN_BW": {"anyOf": [{"const": 0}, {"minimum": 500}]},
+    "BUDGET_LABEL": {
+        "pattern": r"^(([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$"
+    },
     "DCGM_HOST": {"pattern": r"^([A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?)?$"},
     "REPAIR_CONDITIONS": {"pattern": rf"^({_CONDITION}( *, *{_CONDITION})*)?$"},
     "severity-overrides": {"pattern": lines(f"{_PLAIN}|{_COUNTED}")},
@@ -72,16 +76,43 @@ def _allowed_values(name: str, setting: Setting) -> dict[str, Any]:
     if setting.kind is bool:
         return {"type": "boolean"}
     if setting.rule.mildest is not None:
-        return {"enum": [text for text in ("", *(one.name for one in Severity)) if allowed(name, text)]}
-    return {"type": "string", **(_checks() if name == "CHECKS_LIGHTWEIGHT" else _NARROWER.get(name, {}))}
+        return {"enum": _severities(name)}
+    if name == "CHECKS_LIGHTWEIGHT":
+        return {"type": "string", "pattern": f"^ *{_check()}( +{_check()})* *$"}
+    narrower = {"pattern": lines(_node_override())} if name == "node-overrides" else _NARROWER.get(name, {})
+    return {"type": "string", **narrower}
 
 
-def _checks() -> dict[str, Any]:
-    """Return a pattern of the groups, by number or name, and checks that a check cycle may run."""
+def _node_override() -> str:
+    """Return a pattern of one line of `node-overrides`. The agent also checks the bounds of a number."""
+    value = "([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?"
+    key = "([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+    space, comma = "[ \\t]*", "[ \\t]*,[ \\t]*"
+    one_of = rf"[ \t]+(in|notin){space}\({space}{value}({comma}{value})*{space}\)"
+    requirement = f"(!{space}{key}|{key}({space}(==?|!=){space}{value}|{one_of})?)"
+    pairs = (f"{name}={_override_value(name)}" for name in PER_NODE)
+    pair = f"({'|'.join(pairs)})"
+    return rf"{requirement}({comma}{requirement})*{space}:{space}{pair}([ \t]+{pair})*"
+
+
+def _override_value(name: str) -> str:
+    setting = _SETTINGS[name]
+    if setting.kind is int:
+        return "[0-9]{1,8}"
+    if setting.kind is bool:
+        return "(true|false|0|1)"
+    return f"{_check()}(,{_check()})*" if name == "CHECKS_LIGHTWEIGHT" else _any_of(_severities(name))
+
+
+def _severities(name: str) -> list[str]:
+    return [text for text in ("", *(one.name for one in Severity)) if allowed(name, text)]
+
+
+def _check() -> str:
+    """Return a pattern of one group, by number or name, or one check that a check cycle may run."""
     groups = dict.fromkeys(check.group for check in CHECKS)
     words = [*(group.partition("-")[0] for group in groups), *groups, *(check.name for check in CHECKS)]
-    word = _any_of(text for text in words if allowed("CHECKS_LIGHTWEIGHT", text))
-    return {"pattern": f"^ *{word}( +{word})* *$"}
+    return _any_of(text for text in words if allowed("CHECKS_LIGHTWEIGHT", text))
 
 
 def settings_lines(value: Callable[[Setting], str]) -> str:

@@ -23,7 +23,7 @@ IMAGE = f"gpu-healthcheck:{healthcheck.__version__}"
 
 HELMS_OWN: Identity = ("Namespace", "gpu-healthcheck")
 """Not in the chart: the namespace of the release must exist before its objects."""
-_IN_ORDER = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "DaemonSet", "CronJob")
+_IN_ORDER = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "DaemonSet", "Deployment", "CronJob")
 """Helm orders objects by kind, and puts unknown kinds, such as policies, after all others. It treats a List as one
 object and keeps its order (docs/decisions/0041)."""
 _LIST = "policies-and-programs"
@@ -84,7 +84,7 @@ def templates() -> dict[str, str]:
 
 def _turn(item: tuple[Document, str]) -> int:
     """Return a sort key: policies and bindings before programs, otherwise in the order of the manifests."""
-    return int(item[0].identity[0] in ("DaemonSet", "CronJob"))
+    return int(item[0].identity[0] in ("DaemonSet", "Deployment", "CronJob"))
 
 
 def _file(file: Source) -> str:
@@ -114,8 +114,8 @@ def _item(text: str) -> str:
 def template(document: Document, depth: int = 0) -> str:
     """Return one object with the values inserted. `depth`: the later indentation of its text."""
     edits = [*_edits(document, depth), *_special(document)]
-    # The gate starts from the image that each GPU node already has.
-    image = "agentImage" if document.identity in (keys.AGENT, keys.GATE) else "image"
+    # The gate starts from the image that each GPU node already has; evict needs no DCGM.
+    image = "agentImage" if document.identity in (keys.AGENT, keys.GATE, keys.EVICT) else "image"
     return as_template(document.text, edits).replace(IMAGE, f'{{{{ include "gpu-healthcheck.{image}" . }}}}')
 
 
@@ -156,7 +156,7 @@ def _special(document: Document) -> Iterator[Edit]:
         yield _under(document, PODS[document.identity], _RUNTIME_CLASS)
     if document.identity == keys.AGENT:
         yield _under(document, (*PODS[keys.AGENT], "containers", 0, "env"), _ENVIRONMENT)
-    if document.identity in (keys.SWEEPER, keys.AUTOMATION):
+    if document.identity in (keys.SWEEPER, keys.AUTOMATION, keys.EVICT):
         yield from _wrapped(document, (*PODS[document.identity], "affinity"), "{{- if not .Values.onlyGpuNodes }}")
     if document.identity == keys.GATE:
         yield _variable(document, "port", ".Values.agent.metricsPort | int")

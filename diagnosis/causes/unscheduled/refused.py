@@ -22,7 +22,8 @@ from diagnosis.facts.quantity import counted
 from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Origin, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.nodes import Node, Taint
-from diagnosis.snapshot.pods import Expression, PodSpec, Toleration
+from diagnosis.snapshot.pods import PodSpec, Toleration
+from healthcheck.node.label_selector import Expression
 from healthcheck.node.state import CORDONED_BY, MAINTENANCE, STARTUP, UNHEALTHY
 from healthcheck.text.naming import named
 

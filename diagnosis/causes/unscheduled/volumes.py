@@ -15,7 +15,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
 from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Expression
+from healthcheck.node.label_selector import Expression
 from healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)

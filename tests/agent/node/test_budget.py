@@ -30,6 +30,11 @@ def holders(world: World) -> list[str]:
     return [slot["spec"]["holderIdentity"] for slot in slots(world)]
 
 
+def heartbeat_labels(world: World) -> dict[str, str]:
+    lease = world.cluster.lease() or {"metadata": {}}
+    return dict(lease["metadata"].get("labels") or {})
+
+
 def wake(world: World) -> None:
     """Mark the Node, and wait until the agent has read the mark."""
     world.cluster.edit({"metadata": {"labels": {f"{P}/enabled": uuid.uuid4().hex}}})
@@ -249,6 +254,58 @@ class TestAHolderOfMany:
 
         assert not node.tainted
         eventually(lambda: sorted(holders(watched)) == ["another-1", "greedy"])
+
+
+class TestAGroup:
+    """The budget also holds for the nodes with one value of BUDGET_LABEL."""
+
+    @pytest.fixture
+    def member(self, world: World) -> World:
+        """Return the world with an agent of a fleet of 30 nodes, of which six; 10 in its team, of which two."""
+        beat(world, 20)
+        beat(world, 9, group="vision")
+        world.cluster.edit({"metadata": {"labels": {"example.com/team": "vision"}}})
+        world.configure(BUDGET_LABEL="example.com/team")
+        world.be_patient()
+        world.start()
+        world.wait_for_status("pass")
+        eventually(lambda: heartbeat_labels(world))
+        return world
+
+    def test_with_its_share_tainted_withholds_the_taint_and_names_the_group(self, member: World) -> None:
+        hold(member, 20, 21, group="vision")
+        fail(member)
+        node = member.wait_for_status("fail")
+        message = member.wait_for_event("TaintWithheld")["message"]
+
+        assert (node.tainted, node.record["taint"]) == (False, "withheld")
+        assert "2 of at most 2 nodes with example.com/team=vision are tainted already" in message
+        assert len(holders(member)) == 2
+
+        member.api.store.delete(*RESOURCE, "slot-20")
+        member.hurry()
+        member.restart()
+        eventually(lambda: member.node().tainted)
+
+    @pytest.mark.parametrize("group", ["speech", ""], ids=["another", "none"])
+    def test_is_not_affected_by_the_taints_of_other_nodes(self, member: World, group: str) -> None:
+        hold(member, 20, group="vision")
+        hold(member, 21, 22, group=group)
+        fail(member)
+        member.wait_for_taint()
+
+        (slot,) = (slot for slot in slots(member) if slot["spec"]["holderIdentity"] == member.cluster.name)
+        assert slot["metadata"]["labels"][f"{P}/group"] == "vision"
+        assert heartbeat_labels(member) == {f"{P}/group": "vision"}
+
+    def test_does_not_limit_a_node_without_the_label(self, member: World) -> None:
+        hold(member, 20, 21, group="vision")
+        member.cluster.edit({"metadata": {"labels": {"example.com/team": None}}})
+        member.restart()
+        fail(member)
+        member.wait_for_taint()
+
+        eventually(lambda: heartbeat_labels(member) == {})
 
 
 class TestAFullBudget:

@@ -50,6 +50,7 @@ class Edited(Nodes):
     [
         ({"metadata": {"labels": {STATUS: "pass"}}}, True),
         ({"metadata": {"annotations": {"gpu-healthcheck.aws-samples.io/release": "{}"}}}, True),
+        ({"metadata": {"annotations": {"gpu-healthcheck.aws-samples.io/evict": "{}"}}}, False),
         ({"metadata": {"labels": {"team": "a"}}}, False),
         ({"metadata": {"labels": {STATUS: "unknown"}}}, False),  # as we wrote it
     ],

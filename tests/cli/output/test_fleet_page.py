@@ -22,6 +22,7 @@ from healthcheck.operations.next_step import NextStep
 from healthcheck.text.moments import timestamp
 from sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import P, run_here
+from tests.evicting import annotation, eviction
 from tests.hostile import HOSTILE as UNSEEN
 from tests.markup import HOSTILE, LIVE, Tags, parsed
 
@@ -89,6 +90,15 @@ def test_page_shows_cordon_and_run_with_the_taint() -> None:
     state = node("a", "fail", "RESET", findings=[found("Xid62", "RESET")])
     state = replace(state, cordoned=True, taints=(OUR_TAINT,), annotations={**state.annotations, RUN: claim})
     assert facts(row(state))[0][4] == "yes, cordoned, reset"
+
+
+def test_page_shows_evictions_with_the_taint() -> None:
+    pods = annotation(eviction("x", "announced"), eviction("y", "announced"), eviction("z", "refused"), now=NOW)
+    state = node("a", "fail", "REBOOT", findings=[found("Xid79", "REBOOT")])
+    state = replace(state, taints=(OUR_TAINT,), annotations={**state.annotations, **pods})
+
+    assert facts(row(state))[0][4] == "yes, 2 evictions announced, 1 eviction refused"
+    assert titles(row(state)) == ["a: fail, REBOOT, Xid79, tainted"]
 
 
 def test_page_shows_reason_time_and_step_of_a_failed_node() -> None:

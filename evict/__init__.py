@@ -1,0 +1,1 @@
+"""Program that evicts the pods of faulty GPUs, so that their jobs continue elsewhere (docs/evict.md)."""
