@@ -18,6 +18,7 @@ from healthcheck.text.boundary import At, JsonObject, by_name, names, read_row, 
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.record import RecordError, load
 from healthcheck.verdict.taint_decision import WITHHELD
+from healthcheck.verdict.work import WorkRow, read_work
 
 _HEALTHY = ("pass", "warn")
 _FAULTS = frozenset(one.name for one in Severity if one > Severity.MONITOR)
@@ -46,6 +47,8 @@ class NodeRecord(JsonObject, frozen=True):
     inventory: Inventory = field(default_factory=Inventory)
     checks: Annotated[Mapping[str, str], by_name("check", "status")] = field(default_factory=dict)
     """Status by name of a group of checks."""
+    work: Annotated[Mapping[str, WorkRow], read_work] = field(default_factory=dict)
+    """GPUs that wait or idle, by UUID."""
 
 
 def read_record(annotation: str) -> NodeRecord | None:

@@ -24,6 +24,7 @@ from healthcheck.text.boundary import NULL, JsonObject, as_json, attempt, listed
 from healthcheck.text.moments import EARLIEST, held, moment_or_none, timestamp
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.verdict import Verdict
+from healthcheck.verdict.work import WorkRow, read_work
 
 SCHEMA = 1
 LONGEST = 16 * 1024
@@ -159,6 +160,8 @@ class AgentRecord(JsonObject, frozen=True):
     """Timestamp of the last deep record whose findings this record has adopted, by the name of its annotation."""
     inventory: Inventory | None = None
     """GPUs and container runtime as observed in the last check cycle."""
+    work: Annotated[Mapping[str, WorkRow] | None, read_work] = None
+    """GPUs that wait or idle, by UUID."""
     cut: CutRow | None = None
     taint: str | None = None
     kept: tuple[FindingRow, ...] | None = None
