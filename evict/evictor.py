@@ -108,6 +108,8 @@ class Evictor:
         tries = self._tries.get(name, {})
         self._tries[name] = {target.uid: tries[target.uid] for target in found if target.uid in tries}
         self._write(node, fault, pods)
+        if is_delayed and plan.ready:
+            return 0.0
         return min(self._seconds_until_next(name, pods), default=_AGAIN_SECONDS)
 
     # --- announcing

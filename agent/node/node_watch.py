@@ -65,15 +65,15 @@ class NodeWatch(threading.Thread):
     def _show(self, node: NodeState | None) -> None:
         """Set the current Node; None: it is deleted. The run comes last, so that its failure hides no Node."""
         self._state.note_unreadable("")
-        before = self._state.known
+        before = self._state.node
         if node is None:
             self._state.set_node(None)
             self._state.node_shown.set()
         elif self._state.keep_newer(node):
             self._state.node_shown.set()
-            if before.node is None or _differs(before.node, node) or self._state.settings is not before.settings:
+            if before is None or _differs(before, node):
                 self._state.news.set()
-            if before.node is None:
+            if before is None:
                 self._reporter.retry_now()
         self._state.see_run(node)
         self._state.node_changed.set()

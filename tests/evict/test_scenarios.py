@@ -208,6 +208,21 @@ def test_node_group_without_evict_severity_stays_untouched(world: EvictWorld) ->
     world.wait_for_evicted("on-research", "on-serving", "on-slow")
 
 
+def test_announcement_of_a_later_pod_does_not_delay_an_eviction_that_is_due(world: EvictWorld) -> None:
+    delay = 4
+    world.configure(EVICT_DELAY=str(delay))
+    world.add_node("node")
+    world.start_pod("early", "node")
+    world.start()
+    world.fail("node")
+    world.wait_for_states("node", early="announced")
+    world.start_pod("later", "node")
+
+    world.wait_for_evicted("early", "later")
+    at = dict(world.requests())
+    assert at["later"] - at["early"] >= timedelta(seconds=delay - 1), at
+
+
 def test_severity_below_evict_severity_evicts_no_pod(world: EvictWorld) -> None:
     world.configure(EVICT_SEVERITY="ISOLATE")
     for severity in ("MONITOR", "RESET", "REBOOT", "ISOLATE"):
