@@ -298,5 +298,8 @@ class NodeWriter(threading.Thread):
 
 
 def _is_news_to(verdict: Verdict, node: NodeState) -> bool:
-    """Whether a fault must be written at once. Before its first cycle, a restarted agent writes nothing else."""
-    return node.labels.get(SEVERITY) != verdict.severity.name
+    """Whether a fault must be written at once. Before its first cycle, a restarted agent writes nothing else.
+
+    A release that was read after the fault leaves nothing to write until then.
+    """
+    return verdict.severity >= Severity.RESET and node.labels.get(SEVERITY) != verdict.severity.name

@@ -106,7 +106,8 @@ class MountedConfiguration:
     def _read(self) -> None:
         """Read the configuration. Raises Shortage: the last values stay, and the next call tries again."""
         self._seen = None
-        settings = read_settings(self._directory, load(self._last_values))
+        # The file lacks texts that were read less than a cycle ago.
+        settings = read_settings(self._directory, self._settings.texts or load(self._last_values))
         unknown = unknown_keys(self._directory)
         self._report_bad(settings.bad)
         self._report_unknown(unknown)

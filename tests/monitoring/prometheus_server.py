@@ -35,6 +35,9 @@ def at_once(rules: str) -> dict[str, Any]:
     return read
 
 
+_READY = "ready to receive web requests"
+
+
 class PrometheusServer:
     """A Prometheus that ends when it is closed. The kernel assigns its port, so that it is unique."""
 
@@ -99,6 +102,9 @@ class PrometheusServer:
         return [rule for group in groups for rule in group["rules"]]
 
     def _port(self) -> int | None:
+        """Return the port of a server that is ready; before that, it answers 503."""
         assert self._process.poll() is None, self.log.read_text()
+        if _READY not in self.log.read_text():
+            return None
         listening = psutil.Process(self._process.pid).net_connections("tcp")
         return next((pair.laddr.port for pair in listening if pair.status == psutil.CONN_LISTEN), None)
