@@ -24,7 +24,7 @@ RUNTIMES = "tests/checks/test_printed_runtime_commands.py"
 READS = (
     r"kubectl (get|describe|logs|wait|auth can-i|rollout status)\b.*",
     r"kubectl( --tail=100 \*)?",
-    r"kubectl exec \S+ -- (ls -l /dev|nvidia-smi)",
+    r"kubectl exec \S+ (-c \S+ )?-- (ls -l /dev|nvidia-smi( \*)?|py-spy dump --pid 1)",
     r"(kubectl )?gpu-healthcheck (check|diagnose|explain|replay|status|verify|sweep --dry-run)\b.*",
     r"systemctl status\b.*",
     r"journalctl -u \S+( -n 100)? --no-pager",

@@ -10,6 +10,7 @@ from diagnosis.answers.target import Target, concerned, narrowed
 from diagnosis.causes.diagnose import Problem, diagnose
 from diagnosis.causes.faulty_gpus import is_gang
 from diagnosis.causes.runtime_handlers import SEARCHES as HANDLERS
+from diagnosis.causes.stalled_jobs import gang_of, gangs
 from diagnosis.causes.unscheduled import WITHOUT_HOLDERS
 from diagnosis.causes.unscheduled.waiting import group_of
 from diagnosis.facts.components import role_of
@@ -91,7 +92,8 @@ def is_settled(near: Snapshot, target: Target, pod: Pod) -> bool:
 def _sees_its_ranks(near: Snapshot, pod: Pod) -> bool:
     """Whether the nodes of all ranks of the pod's job are known: a rank on a faulty GPU keeps the others waiting."""
     workload = near.line(pod.meta)[-1]
-    ranks = near.pods_under.get(workload, ()) if is_gang(workload) or is_rank(pod) else ()
+    under = near.pods_under.get(workload, ()) if is_gang(workload) or is_rank(pod) else ()
+    ranks = (*under, *gangs(near).get(gang_of(near, pod), ()))
     if group := group_of(pod):
         ranks = (*ranks, *(each for each in near.pods if group_of(each) == group))
     return all(rank.spec.node in near.by_node for rank in ranks if rank.spec.node and not rank.over)

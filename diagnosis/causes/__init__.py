@@ -21,6 +21,7 @@ from diagnosis.causes import (
     rejected,
     running,
     runtime_handlers,
+    stalled_jobs,
     unscheduled,
     upkeep,
     verdicts,
@@ -32,7 +33,7 @@ from diagnosis.model import Cause, Search
 _HAMI_FAMILIES = (webhook, control_plane, hami_nodes, filtering, scheduling, allocating)
 _FAMILIES = (
     *(admission, unscheduled, rejected, runtime_handlers, pod_startup, compute_domains, crashing, faulty_gpus),
-    *(running, idle_gpus),
+    *(running, idle_gpus, stalled_jobs),
     *(nodes, components, device_plugins),
     *_HAMI_FAMILIES,
     *(node_labels, upkeep, other_monitors, efa_devices, efa_jobs, verdicts, copied_logs),

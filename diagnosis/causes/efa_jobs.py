@@ -37,6 +37,7 @@ from diagnosis.facts.symptoms import shortened, since_and_detail
 from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, failing, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
+from diagnosis.snapshot.meta import subject
 from diagnosis.snapshot.nodes import Node, RecordFinding
 from diagnosis.snapshot.pods import Pod
 from healthcheck.text.naming import named
@@ -87,14 +88,14 @@ _BY_EFA = re.compile(r"Selected provider is efa\b", re.IGNORECASE)
 _BY_LIBFABRIC = re.compile(r"Using network (?:AWS )?Libfabric|Initialized NET plugin (?:AWS )?Libfabric", re.IGNORECASE)
 _OTHER_PROVIDER = re.compile(r"Selected provider is", re.IGNORECASE)
 _RUNS = re.compile(r"Init COMPLETE", re.IGNORECASE)
-_LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-index"
+_LWS, _LWS_GROUP = "leaderworkerset.sigs.k8s.io/name", "leaderworkerset.sigs.k8s.io/group-index"
 _MOST = 8
 
 
 @lru_cache(maxsize=1)
 def jobs(snapshot: Snapshot) -> Mapping[tuple[str, str], Sequence[Pod]]:
     """Return the running GPU pods by job: the object that a person wrote, and the replica of a LeaderWorkerSet."""
-    return grouped((_job_of(snapshot, pod), pod) for pod in gpu_pods(snapshot) if _is_at_work(snapshot, pod))
+    return grouped((job_of(snapshot, pod), pod) for pod in gpu_pods(snapshot) if _is_at_work(snapshot, pod))
 
 
 def find_not_requested(snapshot: Snapshot) -> Iterator[FoundCause]:
@@ -157,11 +158,18 @@ def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
                 break
 
 
-def _job_of(snapshot: Snapshot, pod: Pod) -> tuple[str, str]:
+def job_of(snapshot: Snapshot, pod: Pod) -> tuple[str, str]:
+    """Return the object that a person wrote, and the replica if it is a LeaderWorkerSet, else ''.
+
+    The owner of a LeaderWorkerSet's workers is their leader pod.
+    """
     group = group_subject(pod) if pod.meta.owner is None else ""
     if group:
         return group, ""
-    return snapshot.line(pod.meta)[-1], pod.meta.labels.get(_LWS_GROUP, "")
+    labels = pod.meta.labels
+    name = labels.get(_LWS, "")
+    job = subject("LeaderWorkerSet", pod.meta.namespace, name) if name else snapshot.line(pod.meta)[-1]
+    return job, labels.get(_LWS_GROUP, "")
 
 
 def _is_at_work(snapshot: Snapshot, pod: Pod) -> bool:

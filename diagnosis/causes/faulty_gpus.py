@@ -15,6 +15,7 @@ from diagnosis.facts.gpu_nodes import GPU_DRIVERS, is_device
 from diagnosis.facts.gpu_requests import gpu_claims, gpu_pods, gpus_of, is_deep_test
 from diagnosis.facts.moving_pods import steps_to_move
 from diagnosis.facts.quantity import counted
+from diagnosis.facts.ranks import RANK_KEYS, REPLICA, REPLICA_TYPE, marks_of
 from diagnosis.facts.symptoms import ended_of, older, shortened, since_and_detail
 from diagnosis.model import Certainty, Family, FoundCause, Link, Search
 from diagnosis.snapshot import Snapshot
@@ -49,12 +50,6 @@ _ASK = "Name the node to an administrator of the cluster, who sees the fault and
 _MOST_FINDINGS, _MOST_JOBS, _MOST_PODS, _LONGEST, _LONGEST_EVENT = 3, 4, 8, 160, 400
 _INDEPENDENT = frozenset(("pod", "deployment", "replicaset", "statefulset", "daemonset"))
 """Kinds whose pods do not depend on each other."""
-RANK_KEYS = (
-    *("batch.kubernetes.io/job-completion-index", "leaderworkerset.sigs.k8s.io/worker-index"),
-    *("apps.kubernetes.io/pod-index", "volcano.sh/task-index"),
-)
-"""Labels or annotations with a pod's number in its workload."""
-_REPLICA, _REPLICA_TYPE = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
 IN_PLACE = _running(
     "RestartsOnFaultyNode",
     "A container fails on a node with an active fault, and the pod's restartPolicy starts it there again and again: a "
@@ -234,7 +229,7 @@ def affected_on(snapshot: Snapshot, pod: Pod, node: Node) -> AffectedPod | None:
     if not faults and not unhealthy:
         return None
     gpus = given_gpus(snapshot, pod)
-    own = tuple(fault for fault in faults if _concerns(fault, gpus))
+    own = tuple(fault for fault in faults if concerns(fault, gpus))
     return AffectedPod(pod, own, unhealthy, gpus) if own or unhealthy else None
 
 
@@ -270,7 +265,7 @@ def _faults(node: Node) -> tuple[RecordFinding, ...]:
     return (own,)
 
 
-def _concerns(finding: RecordFinding, gpus: tuple[AllocatedGpu, ...] | None) -> bool:
+def concerns(finding: RecordFinding, gpus: tuple[AllocatedGpu, ...] | None) -> bool:
     """Whether the finding is about one of these GPUs.
 
     A finding that is not about a GPU concerns all pods of the node.
@@ -365,9 +360,9 @@ def _given(affected: AffectedPod) -> str:
 
 def _rank(pod: Pod) -> str:
     """Return the pod's number in its workload; a pod with several GPUs has one rank for each."""
-    marks = {**pod.meta.annotations, **pod.meta.labels}
-    if _REPLICA in marks:
-        return f" ({marks.get(_REPLICA_TYPE, 'replica')} {marks[_REPLICA]})"
+    marks = marks_of(pod)
+    if REPLICA in marks:
+        return f" ({marks.get(REPLICA_TYPE, 'replica')} {marks[REPLICA]})"
     number = next((marks[key] for key in RANK_KEYS if key in marks), "")
     if not number:
         return ""

@@ -172,9 +172,10 @@ class Volume(ApiObject, frozen=True):
 
 
 class Lease(ApiObject, frozen=True):
-    """Lease with the time of its last renewal."""
+    """Lease with the time of its last renewal, and the number of seconds for which that is valid."""
 
     renewed: Annotated[Moment, At("spec.renewTime")] = None
+    seconds: Annotated[int, At("spec.leaseDurationSeconds")] = 0
 
 
 def _enabled(spec: object) -> dict[str, bool]:

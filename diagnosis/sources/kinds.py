@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 
 from diagnosis.snapshot.queues import POD_GROUP, WORKLOAD
+from healthcheck.cluster.names import NAMESPACE
 
 
 class ApiKind(Struct, frozen=True):
@@ -116,7 +117,7 @@ def selectors_for(namespace: str, node: str) -> Callable[[ApiKind], Iterable[tup
     of_node: dict[str, list[tuple[str, dict[str, str]]]] = {
         "Node": [("", {"fieldSelector": f"metadata.name={node}"})],
         "Pod": [("", {"fieldSelector": f"spec.nodeName={node}"}), (namespace, {})],
-        "Lease": [(_OF_NODES, {"fieldSelector": f"metadata.name={node}"})],
+        "Lease": [(place, {"fieldSelector": f"metadata.name={node}"}) for place in (_OF_NODES, NAMESPACE)],
         "PersistentVolume": [],  # a bound pod is on a node that can mount its volumes
     }
 

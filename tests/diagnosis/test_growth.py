@@ -200,12 +200,33 @@ def budgets_on_closed_nodes(size: int) -> Iterator[Object]:
         yield pod(f"p{number}", 1, on=f"c{number}", labels={"a": f"{number}"})
 
 
+def stalled_jobs(size: int) -> Iterator[Object]:
+    """One large job, and many small ones on two nodes."""
+    yield obj("Job", "all", "team", spec={"parallelism": size + 1}, status={})
+    for number in range(size):
+        held = {
+            f"GPU-{at}": {"state": "waiting", "since": ago(60), "pod": f"{at:08x}"} for at in range(number, number + 2)
+        }
+        yield node(f"w{number}", annotations=states.recorded(work=held))
+        yield obj("Lease", f"w{number}", "gpu-healthcheck", spec={"renewTime": ago(50), "leaseDurationSeconds": number})
+        for name, job, on in (("a", "all", number), ("b", f"j{number}", number % 2)):
+            metadata = {"uid": f"{number:08x}-{name}"}
+            yield pod(f"{name}{number}", 1, on=f"w{on}", owner=("Job", job), metadata=metadata)
+
+
 @pytest.mark.parametrize(
     "shape",
     [
         *(texts_of_their_own, selectors_and_resources, logs_and_ends, containers_of_one_pod, events_of_one_pod),
         *(device_claims, volume_claims, jobs_and_quotas, training_jobs, queues_and_groups, native_groups),
-        *(unknown_schedulers, pods_like_hami, terminating_pods, bound_to_missing_nodes, budgets_on_closed_nodes),
+        *(
+            unknown_schedulers,
+            pods_like_hami,
+            terminating_pods,
+            bound_to_missing_nodes,
+            budgets_on_closed_nodes,
+            stalled_jobs,
+        ),
     ],
 )
 def test_work_grows_with_the_number_of_objects(shape: Callable[[int], Iterator[Object]]) -> None:
