@@ -8,9 +8,11 @@ from difflib import get_close_matches
 from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
+from time import sleep
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from cli.access import acyclic, cluster_of, listings_of
 from cli.options import (
@@ -31,8 +33,9 @@ from cli.output.json_documents import write_as
 from cli.words import end
 from diagnosis.answers.live import read_cluster
 from diagnosis.answers.pod_fit import would_fit_each
+from diagnosis.answers.ranks import RankReport, ask_ranks
 from diagnosis.answers.suspects import ALL_SUSPECTS, answers, chosen_nodes
-from diagnosis.answers.target import Target, TargetError, is_there, parse_target
+from diagnosis.answers.target import HAMI, Target, TargetError, is_there, parse_target
 from diagnosis.causes.copied_logs import is_known
 from diagnosis.causes.diagnose import SAVED_STATE
 from diagnosis.facts.wanted_pods import LONGEST, NoPodError, pods_in
@@ -127,6 +130,10 @@ Wanted = Annotated[
         help="Find nodes for the pods of this manifest; nothing is created.",
     ),
 ]
+Ranks = Annotated[
+    bool,
+    typer.Option("--ranks", help="Ask NCCL in a pod of the job which rank is missing or behind; twice, 10 s apart."),
+]
 OutputForm = Annotated[
     DiagnoseFormat | None,
     typer.Option(
@@ -188,6 +195,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     save: Save = None,
     since: Since = None,
     wanted: Wanted = None,
+    ranks: Ranks = False,
     output: OutputForm = None,
     as_json: AsJson = False,
     prometheus: Prometheus = "",
@@ -220,9 +228,9 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     own = namespace or (_NO_CONTEXT if saved else namespace_of(access))
     pods = _read_wanted(wanted, own) if wanted else ()
     try:
-        target = parse_target(words, own)
+        target = _parse_job(words, own, saved) if ranks else parse_target(words, own)
         old = _read_old(since) if since else None
-        is_near = target is not None and target.kind == "Pod" and not (save or since or probe_nodes)
+        is_near = target is not None and target.kind == "Pod" and not (save or since or probe_nodes or ranks)
         fallback = "" if all_namespaces else own
         snapshot = read_saved(saved, is_known) if saved else _read_live(access, target, fallback, save, is_near=is_near)
         if probe_nodes:
@@ -242,7 +250,10 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
 
         snapshot = with_use(snapshot, prometheus, idle=True)
     _must_exist(snapshot, target)
-    report = report_of(snapshot, target, namespace, old, overview=form is not DiagnoseFormat.TERMINAL)
+    report = replace(
+        report_of(snapshot, target, namespace, old, overview=form is not DiagnoseFormat.TERMINAL),
+        ranks=_ask_ranks(snapshot, target, access) if ranks and target else None,
+    )
     _print(report, form)
     raise typer.Exit(_exit_code(report))
 
@@ -322,6 +333,23 @@ def _with_probes(
     return with_records(snapshot, probed)
 
 
+def _parse_job(words: list[str], namespace: str, saved: list[Path]) -> Target:
+    """Parse the target of --ranks. Raises TargetError for one whose NCCL can't be asked."""
+    target = parse_target(words, namespace)
+    if saved:
+        raise TargetError("--ranks asks a running job and --from reads a saved state: use one of them")
+    if target is None or target.kind in ("Node", HAMI):
+        raise TargetError("--ranks needs a workload or a pod, such as job NAMESPACE/NAME")
+    return target
+
+
+def _ask_ranks(snapshot: Snapshot, target: Target, access: Access) -> RankReport:
+    from cli.output.progress import progress_bar  # noqa: PLC0415 - seldom requested
+
+    with progress_bar("Asking NCCL", None):
+        return ask_ranks(snapshot, target, listings_of(access).execute, sleep)
+
+
 def _read_wanted(file: Path, namespace: str) -> tuple[dict[str, Any], ...]:
     try:
         with file.open("rb") as opened:
@@ -396,8 +424,11 @@ def _print(report: Report, form: DiagnoseFormat) -> None:
 
 
 def _exit_code(report: Report) -> int:
-    if report.diagnosis.problems:
+    ranks = report.ranks or RankReport()
+    if report.diagnosis.problems or ranks.suspects:
         return CAUSES
+    if ranks.could_not:
+        return COULD_NOT
     needed = frozenset((SAVED_STATE,)) if report.recognised else _NEEDED
     if report.recognised and report.unexplained:
         return COULD_NOT

@@ -14,6 +14,7 @@ from diagnosis.answers.drift import Change, changes
 from diagnosis.answers.hami_chain import hami_chains
 from diagnosis.answers.hami_parts import InstallationTable, installation_tables
 from diagnosis.answers.node_inventory import InventoryRow, inventory
+from diagnosis.answers.ranks import RankReport
 from diagnosis.answers.target import (
     HAMI,
     Target,
@@ -65,6 +66,8 @@ class Report(Struct, frozen=True):
     """Numbers of objects and lines that were recognised in a text; empty for a state without one."""
     user: str = ""
     """User whom the API server denied a listing; '' if it denied none."""
+    ranks: RankReport | None = None
+    """Answer of the job's NCCL; None if not requested."""
 
     @property
     def nothing(self) -> str:
@@ -74,7 +77,7 @@ class Report(Struct, frozen=True):
             whole = {unchecked.kind for unchecked in self.diagnosis.unseen if unchecked.hides != EVERYTHING}
             lacking = " and ".join(f"{kind}s" for kind in _EXPLAIN if kind in whole)
             return f"It is unknown what keeps {named(self.unexplained, _MOST)} from running: {lacking} are not visible."
-        if any(not chain.is_whole for chain in self.chains):
+        if any(not chain.is_whole for chain in self.chains) or (self.ranks is not None and self.ranks.suspects):
             return "No cause was found" + (" in the visible part of the cluster." if unseen else ".")
         return "Nothing found in the visible part of the cluster." if unseen else "Nothing found."
 

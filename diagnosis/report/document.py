@@ -38,6 +38,8 @@ def document(report: Report) -> dict[str, Any]:
         ]
     if report.node:
         fields["node"] = [to_builtins(row) for row in report.node]
+    if report.ranks is not None:
+        fields["ranks"] = to_builtins(report.ranks)
     if report.changes is not None:
         fields["changes"] = [to_builtins(change) for change in report.changes]
     return fields

@@ -64,9 +64,10 @@ def page(report: Report, width: int) -> Iterator[Text]:
         severities = Counter(problem.found.cause.severity for problem in diagnosis.problems)
         parts = [f"{severities[each]} {each.name.lower()}" for each in reversed(CauseSeverity) if severities[each]]
         yield from (Text(), Text(f"{severities.total()} problems ({', '.join(parts)}), the worst first.", "bold"))
-    if diagnosis.unseen:
-        yield Text("Not visible", "bold")
-        for sentence in report.unseen:
+    ranks = report.ranks.lines if report.ranks is not None else ()
+    for title, sentences in (("NCCL's ranks", ranks), ("Not visible", report.unseen)):
+        yield from (Text(title, "bold"),) if sentences else ()
+        for sentence in sentences:
             yield from _lines(sentence, width, 2)
     if report.changes is not None:
         yield Text("Changed since" if report.changes else "No change that affects GPU pods.", "bold")

@@ -7,7 +7,8 @@ import inspect
 import math
 import os
 import ssl
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -45,6 +46,12 @@ _KUBELET_SECONDS = 30.0
 _SILENCE_SECONDS = 150.0
 """Read timeout of a watch, which receives a bookmark about once a minute. After it, the server counts as gone."""
 _LONGEST_LINE = 8 << 20
+_FRAMING_BYTES = 1 << 20
+"""Bytes of a command's WebSocket beyond its output: headers of frames, standard error, the status."""
+_STREAMS, _STDOUT, _STATUS = ["v5.channel.k8s.io", "v4.channel.k8s.io"], b"\x01", b"\x03"
+"""Protocols of a command's WebSocket, and first byte of its frames."""
+_TLS = {"ca_certs": "ssl_ca_cert", "certfile": "cert_file", "keyfile": "key_file", "server_hostname": "tls_server_name"}
+"""Options of TLS of a WebSocket, with the names in the configuration."""
 _LONGEST_MESSAGE = 500
 _PAGE = 500
 _LONGEST_RETRY_AFTER = 60.0
@@ -176,6 +183,54 @@ class Connection:
         if response.status >= 400:
             self._raise(response, verb, resource)
         return response
+
+    def execute(self, path: str, query: Sequence[tuple[str, str]], seconds: float, longest: int) -> bytes:
+        """Run a command in a container, and return its output as far as it came within `seconds`, cut after `longest`.
+
+        The pod may be hostile, and send anything without end. Raises Refused if the command fails without an output.
+        """
+        from kubernetes.stream.ws_client import websocket_proxycare  # noqa: PLC0415 - seldom used
+        from websocket import ABNF, WebSocket, WebSocketBadStatusException, WebSocketException  # noqa: PLC0415
+
+        ends_at, left, output = time.monotonic() + seconds, longest + _FRAMING_BYTES, bytearray()
+        options, verify = self._client.configuration, bool(self._client.configuration.verify_ssl)
+        tls = {"cert_reqs": ssl.CERT_REQUIRED if verify else ssl.CERT_NONE, "check_hostname": verify}
+        tls |= {name: getattr(options, known) for name, known in _TLS.items()}
+        socket = WebSocket(sslopt=tls, skip_utf8_validation=True)
+        receive = socket.frame_buffer.recv
+
+        def receive_in_time(most: int) -> bytes:
+            nonlocal left
+            if (patience := ends_at - time.monotonic()) <= 0 or left <= 0:
+                raise TimeoutError
+            socket.settimeout(patience)
+            chunk = receive(most)
+            left -= len(chunk)
+            return chunk
+
+        socket.frame_buffer.recv = receive_in_time
+        try:
+            call = self._client.param_serialize("GET", path, query_params=[*query], auth_settings=["BearerToken"])
+            proxy = websocket_proxycare({"redirect_limit": 0, "suppress_origin": True}, options, call[1], call[2])
+            url = f"ws{call[1].removeprefix('http')}"
+            socket.connect(url, header=call[2], subprotocols=_STREAMS, timeout=seconds, **proxy)
+        except WebSocketBadStatusException as error:
+            self._raise(urllib3.HTTPResponse(error.resp_body or b"", status=error.status_code), "create", "pods/exec")
+        except (WebSocketException, OSError, *_NO_TOKEN) as error:
+            raise Unavailable(f"create pods/exec: {say(error)}") from error
+        try:
+            while len(output) < longest:
+                code, frame = socket.recv_data()
+                if frame[:1] == _STATUS and b'"Failure"' in frame and not output:
+                    raise Refused(f"create pods/exec: {_message(urllib3.HTTPResponse(frame[1:]))}")
+                if code == ABNF.OPCODE_CLOSE or frame[:1] == _STATUS:
+                    break
+                output += frame[1:] if frame[:1] == _STDOUT else b""
+        except (WebSocketException, OSError):
+            pass  # it did not end in time
+        finally:
+            socket.shutdown()
+        return bytes(output[:longest])
 
     @property
     def kubelet_seconds(self) -> float:

@@ -7,7 +7,7 @@ any kind, and the end of a container's log.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -164,6 +164,16 @@ class Pods(Requests):
             "sinceTime": timestamp(since) if since else "",
         }
         return self._log(pod.namespace, pod.name, query, is_over)
+
+    def execute(
+        self, namespace: str, pod: str, container: str, words: Sequence[str], seconds: float, longest: int
+    ) -> bytes:
+        """Run a command in a container, and return its output as far as it came within `seconds`, cut after `longest`.
+
+        Raises Forbidden without get and create of pods/exec, and Refused if the command fails without an output.
+        """
+        query = [("container", container), ("stdout", "true"), *(("command", word) for word in words)]
+        return self._connection.execute(f"{_PODS.format(quote(namespace))}/{quote(pod)}/exec", query, seconds, longest)
 
     def _log(
         self, namespace: str, pod: str, query: Mapping[str, str], is_over: Callable[[], bool] = lambda: False
