@@ -132,7 +132,7 @@ Wanted = Annotated[
 ]
 Ranks = Annotated[
     bool,
-    typer.Option("--ranks", help="Ask NCCL in a pod of the job which rank is missing or behind; twice, 10 s apart."),
+    typer.Option("--ranks", help="Ask NCCL in a pod of a hanging job which rank is missing or behind; twice."),
 ]
 OutputForm = Annotated[
     DiagnoseFormat | None,

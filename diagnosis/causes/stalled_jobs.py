@@ -291,7 +291,7 @@ def _steps(snapshot: Snapshot, job: str, first: Sequence[_Suspect], waits: Pod, 
         yield f"If its GPUs wait by design, annotate its pods or their namespace with `{_WAITING}: {_EXPECTED}`."
     kind, name = (workload.meta.kind.lower(), workload.meta.name) if workload is not None else ("pod", waits.meta.name)
     ask = command("gpu-healthcheck", "diagnose", kind, f"{space}/{name}", "--ranks")
-    yield f"Ask NCCL which rank is behind: {ask}"
+    yield f"If it hangs, ask NCCL which rank is behind (before 2.29.2, it may crash): {ask}"
 
 
 SEARCHES = (Search((STALLED,), ("Node", "Pod"), find_stalled),)

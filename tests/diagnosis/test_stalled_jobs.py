@@ -176,7 +176,7 @@ def test_no_rank_differs() -> None:
     assert found.remedy == (
         "Compare the network counters of these nodes since 11:00Z: node/n0, node/n1, node/n2, node/n3.",
         f"If its GPUs wait by design, annotate its pods or their namespace with `{WAITING}: expected`.",
-        "Ask NCCL which rank is behind: `gpu-healthcheck diagnose job team/train --ranks`",
+        "If it hangs, ask NCCL which rank is behind (before 2.29.2, it may crash): `gpu-healthcheck diagnose job team/train --ranks`",
     )
 
 
@@ -242,7 +242,7 @@ def test_a_rank_is_looked_into_without_a_change() -> None:
         f"See where it is, if its image has py-spy: `{inside} py-spy dump --pid 1`",
         f"See the processes on its GPUs: `{inside} nvidia-smi {processes}`",
         "Read its last lines with their times: `kubectl -n team logs train-3 -c main --timestamps --tail=20`",
-        "Ask NCCL which rank is behind: `gpu-healthcheck diagnose job team/train --ranks`",
+        "If it hangs, ask NCCL which rank is behind (before 2.29.2, it may crash): `gpu-healthcheck diagnose job team/train --ranks`",
     )
 
 
