@@ -151,6 +151,14 @@ class Telemetry:
         self._limits = shown(
             "gpu_slowdown_celsius", "Temperature from which this GPU reduces its clocks.", "gpu", "UUID"
         )
+        self._gpu_waiting = shown(
+            "gpu_waiting_seconds",
+            "Time for which a GPU has waited, always busy without use of memory or power; from ten minutes on.",
+            *("gpu", "UUID", "namespace", "pod"),
+        )
+        self._pod_waiting = shown(
+            "pod_waiting_seconds", "Time for which all GPUs of a pod on this node have waited.", "namespace", "pod"
+        )
         self._node = shown(
             "node_info",
             "1: the node's instance type, by which the alerts compare nodes. Absent if unknown.",
@@ -324,6 +332,10 @@ class Telemetry:
                 self._check_seconds: {(name,): seconds for name, seconds in checks.items()},
             }
         )
+
+    def show_waiting(self, gpus: Values, pods: Values) -> None:
+        """Replace the seconds of waiting, by the labels of each metric. The names of pods are valid in the API."""
+        self._snapshot.tell({self._gpu_waiting: gpus, self._pod_waiting: pods})
 
     def show_node(self, instance_type: str) -> None:
         """Set the node's instance type; '' if it is unknown."""

@@ -42,6 +42,7 @@ EVENTS = Resource("events", "Event", "v1")
 LEASES = Resource("leases", "Lease", "coordination.k8s.io/v1")
 CONFIG_MAPS = Resource("configmaps", "ConfigMap", "v1")
 RUNTIME_CLASSES = Resource("runtimeclasses", "RuntimeClass", "node.k8s.io/v1", namespaced=False)
+NAMESPACES = Resource("namespaces", "Namespace", "v1", namespaced=False)
 PODS = Resource("pods", "Pod", "v1", has_status=True)
 DAEMON_SETS = Resource("daemonsets", "DaemonSet", "apps/v1", has_status=True)
 CRON_JOBS = Resource("cronjobs", "CronJob", "batch/v1", has_status=True)
@@ -59,6 +60,7 @@ RESOURCES = (
     LEASES,
     CONFIG_MAPS,
     RUNTIME_CLASSES,
+    NAMESPACES,
     PODS,
     DAEMON_SETS,
     CRON_JOBS,

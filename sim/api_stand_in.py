@@ -15,7 +15,7 @@ from typing import Self
 
 from sim.api_answers import ApiAnswers
 from sim.api_gate import RequestGate
-from sim.api_objects import MERGE_PATCH, NODES, RUNTIME_CLASSES, Object, patched
+from sim.api_objects import MERGE_PATCH, NAMESPACES, NODES, RUNTIME_CLASSES, Object, patched
 from sim.control_plane import objects
 from sim.loopback import LoopbackServer
 
@@ -82,6 +82,9 @@ class ApiStandIn(RequestGate):
     def add_runtime_class(self, name: str, handler: str, node_selector: dict[str, str] | None = None) -> Object:
         scheduling = {"scheduling": {"nodeSelector": node_selector}} if node_selector else {}
         return self.store.create(RUNTIME_CLASSES, "", {"metadata": {"name": name}, "handler": handler, **scheduling})
+
+    def add_namespace(self, name: str, annotations: dict[str, str] | None = None) -> Object:
+        return self.store.create(NAMESPACES, "", {"metadata": {"name": name, "annotations": annotations or {}}})
 
     def edit_node(self, name: str, merge_patch: Object) -> Object:
         """Write as another client, both spec and status; not recorded in `requests`."""

@@ -145,9 +145,23 @@ class SimulatedNode:
     def work(self, indices: Sequence[int], mhz: int, watts: int) -> None:
         """Keep these GPUs busy at this clock and power, in all samples of the driver."""
         for index in indices:
-            values = {"samples/1": "120 166000 100", "samples/5": f"120 166000 {mhz}", "sm_clock": mhz}
+            busy = {"samples/1": "120 166000 100", "samples/2": "120 166000 40"}
+            values = {**busy, "samples/5": f"120 166000 {mhz}", "sm_clock": mhz}
             for name, value in {**values, "field/186": 1000 * watts}.items():
                 self.write_value(f"nvml/gpu{index}/{name}", value)
+
+    def poll(self, indices: Sequence[int]) -> None:
+        """Let a kernel on these GPUs wait for its peers: always busy, without use of memory or energy."""
+        for index in indices:
+            for name, percent in {"samples/1": 100, "samples/2": 0}.items():
+                self.write_value(f"nvml/gpu{index}/{name}", f"120 166000 {percent}")
+            self.write_value(f"nvml/gpu{index}/field/186", 130_000)
+
+    def stop_work(self, indices: Sequence[int]) -> None:
+        """Let these GPUs idle, without a kernel."""
+        for index in indices:
+            for name in ("samples/1", "samples/2"):
+                self.write_value(f"nvml/gpu{index}/{name}", "120 166000 0")
 
     def remove_gpu(self, index: int) -> None:
         """Remove the GPU from PCI and so from NVML; a reboot does not restore it."""

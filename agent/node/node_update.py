@@ -205,7 +205,7 @@ class NodeUpdate:
 
     def _view(self, known: AgentKnowledge, node: NodeState) -> AgentView:
         rules = replace(known.settings.values.rules, rewrite_after_seconds=self._rewrite_seconds)
-        identity = Identity(node.name, known.instance_type, node.uid, known.inventory)
+        identity = Identity(node.name, known.instance_type, node.uid, known.inventory, known.work)
         now = self._state.now().wall
         claim = claim_on(node, now)
         is_reset = claim is not None and claim.kind is RunKind.RESET

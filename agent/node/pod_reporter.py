@@ -10,7 +10,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,6 +49,16 @@ def read_pods_on_node(root: Path, runtime_socket: str) -> dict[str, PodOnNode]:
         pods = read_pods(root, runtime_socket)
     devices = {(pod.namespace, pod.name): pod for pod in held.result()}
     return {uid: PodOnNode(pod, devices.get((pod.namespace, pod.name))) for uid, pod in pods.items()}
+
+
+def pods_with_gpus(
+    root: Path, runtime_socket: str, gpus: Collection[Gpu], former: Mapping[str, str]
+) -> Iterator[tuple[str, LocalPod, frozenset[str] | None]]:
+    """Yield UID, pod and subjects of the GPUs, as `gpus_of_pod`, of each running pod with GPUs. Raises ProbeError."""
+    for uid, found in read_pods_on_node(root, runtime_socket).items():
+        pod, devices = found.pod, found.devices
+        if devices is not None and holds_gpus((devices,)) and not pod.has_ended and _is_valid(pod):
+            yield uid, pod, gpus_of_pod(devices, gpus, former, pod.hami_gpus)
 
 
 def runtime_socket(state: AgentState) -> str:
@@ -150,13 +160,8 @@ class PodReporter(threading.Thread):
     def _pods(self, known: AgentKnowledge) -> dict[InvolvedPod, frozenset[str] | None]:
         """Return the running pods with GPUs, and the subjects of these. Raises ProbeError."""
         former = {about["uuid"]: f"gpu/{address}" for address, about in known.memory.gpus.items() if "uuid" in about}
-        pods = {}
-        for uid, found in read_pods_on_node(self._root, runtime_socket(self._state)).items():
-            pod, devices = found.pod, found.devices
-            if devices is not None and holds_gpus((devices,)) and not pod.has_ended and _is_valid(pod):
-                gpus = gpus_of_pod(devices, self._gpus.values(), former, pod.hami_gpus)
-                pods[InvolvedPod(pod.namespace, pod.name, uid)] = gpus
-        return pods
+        pods = pods_with_gpus(self._root, runtime_socket(self._state), self._gpus.values(), former)
+        return {InvolvedPod(pod.namespace, pod.name, uid): gpus for uid, pod, gpus in pods}
 
     def _note_failure(self, why: str) -> None:
         """Log a failure once while it lasts."""

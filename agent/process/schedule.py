@@ -75,12 +75,17 @@ class Schedule:
         self._state = state
         self._config_dir = config_dir
         self._config_seen = _fingerprint(config_dir)
-        self._light, self._requests, self._config, self._deep = map(_Job, ("light", "requests", "config", "deep"))
+        names = ("light", "requests", "work-observer", "config", "deep")
+        self._light, self._requests, self._observer, self._config, self._deep = map(_Job, names)
 
     def start(
-        self, cycle: Callable[[], float | None], requests: Callable[[], None], deep: Callable[[], float] | None = None
+        self,
+        cycle: Callable[[], float | None],
+        requests: Callable[[], None],
+        deep: Callable[[], float] | None = None,
+        observe: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the cycles. `requests` runs at the start and with every cycle, in parallel.
+        """Start the cycles. `requests` runs at the start and with every cycle, in parallel; `observe` after a cycle.
 
         `cycle` and `deep` return the seconds until their next call. A change of the configuration calls both earlier.
         """
@@ -88,16 +93,14 @@ class Schedule:
         def run_cycle() -> float:
             self._requests.run_in(0.0)
             began = time.monotonic()
-            return self._seconds_to_next(cycle(), time.monotonic() - began)
-
-        def run_requests() -> float:
-            requests()
-            return math.inf
+            again_seconds = cycle()
+            self._observer.run_in(0.0)
+            return self._seconds_to_next(again_seconds, time.monotonic() - began)
 
         self._light.work, self._light.retry_seconds = run_cycle, _FAILED_AGAIN_SECONDS
-        self._requests.work = run_requests
+        self._requests.work, self._observer.work = _when_planned(requests), _when_planned(observe)
         self._config.work, self._config.retry_seconds = self._check_config, CONFIG_CHECK_SECONDS
-        jobs = [self._light, self._requests, self._config]
+        jobs = [self._light, self._requests, self._observer, self._config]
         if deep is not None:
             self._deep.work, self._deep.retry_seconds = lambda: _with_jitter(deep()), _DEEP_AGAIN_SECONDS
             jobs.append(self._deep)
@@ -110,7 +113,7 @@ class Schedule:
 
     def end(self) -> None:
         """Start no more jobs. A cycle that hangs in its child process is not awaited."""
-        for job in (self._light, self._requests, self._config, self._deep):
+        for job in (self._light, self._requests, self._observer, self._config, self._deep):
             job.end()
 
     def _seconds_to_next(self, again_seconds: float | None, elapsed_seconds: float) -> float:
@@ -133,6 +136,16 @@ class Schedule:
             self.start_cycle_soon()
             self._deep.run_in(CONFIG_CHECK_SECONDS)
         return CONFIG_CHECK_SECONDS
+
+
+def _when_planned(work: Callable[[], None]) -> Callable[[], float]:
+    """Return the work of a job that runs only when another job plans it."""
+
+    def run() -> float:
+        work()
+        return math.inf
+
+    return run
 
 
 def _with_jitter(seconds: float) -> float:

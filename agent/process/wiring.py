@@ -25,6 +25,7 @@ from agent.node.node_writer import NodeInput, NodeWriter
 from agent.node.pod_reporter import PodReporter
 from agent.node.reporter import Reporter
 from agent.node.reset_watch import ResetWatch
+from agent.node.work_observer import WorkObserver
 from agent.process.schedule import Schedule
 from agent.process.settings import LABELS, AgentSettings, MountedConfiguration, load
 from agent.state.agent_state import AgentState
@@ -108,6 +109,7 @@ class ClusterSide:
         update = NodeUpdate(api, state, self.reporter, telemetry)
         pods = PodReporter(state, self.reporter, root)
         self.node_writer = NodeWriter(api, state, self.node_input, update, self.reporter, pods, telemetry)
+        self.work = WorkObserver(api, state, telemetry, root)
         self.node_watch = NodeWatch(api.cluster, state, self.reporter)
         self.runtime_classes = RuntimeClasses(api, state)
 
@@ -195,7 +197,8 @@ class Agent:
         self.cluster.node_writer.start()
         if self.reset_watch is not None:
             self.reset_watch.start()
-        self.schedule.start(self.run_cycle, self._ask_others, self.deep.attempt if self.deep else None)
+        deep = self.deep.attempt if self.deep else None
+        self.schedule.start(self.run_cycle, self._ask_others, deep, self.cluster.work.update)
 
     def run_cycle(self) -> float | None:
         """Run one light cycle, then write the heartbeat."""

@@ -33,6 +33,7 @@ from healthcheck.verdict.acknowledgement import other_severities
 from healthcheck.verdict.inventory import Inventory
 from healthcheck.verdict.inventory_seen import seen_in
 from healthcheck.verdict.verdict import Verdict, decide, worst
+from healthcheck.verdict.work import WorkRow
 
 _NOT_YET = Unobserved(NOT_LOOKED_YET, "the first check cycle has not ended")
 
@@ -115,6 +116,8 @@ class AgentKnowledge(Struct, frozen=True):
     last_evidence: Evidence | None = None
     inventory: Inventory | None = None
     """GPUs and container runtime of that cycle, for the record."""
+    work: Mapping[str, WorkRow] = MappingProxyType({})
+    """GPUs that wait or idle, for the record."""
     watched_until: float = 0.0
     """Time until which check cycles are repeated soon (monotonic): the kernel reported a GPU's PCI function."""
     no_driver_at: float = 0.0
@@ -313,6 +316,12 @@ class AgentState:
         engine = evidence[ENGINE] if evidence.unread(ENGINE) is None and not values.dcgm_host else NO_ENGINE
         inventory = seen_in(evidence, accept_second_engine(engine, second_engine=values.dcgm_second_engine))
         self._put(last_evidence=evidence, inventory=inventory, **({"no_driver_at": evidence.at} if no_driver else {}))
+
+    def set_work(self, work: Mapping[str, WorkRow]) -> None:
+        """Set the GPUs that wait or idle. Others than before are news for the Node."""
+        if work != self._known.work:
+            self._put(work=work)
+            self.news.set()
 
     def watch_gpus(self, seconds: float) -> bool:
         """Repeat check cycles soon for this time. Return whether none are repeated already."""

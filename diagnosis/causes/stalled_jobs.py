@@ -29,7 +29,7 @@ from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
 from diagnosis.snapshot.pods import ContainerState, Pod
 from healthcheck.cluster.names import NAMESPACE
-from healthcheck.model import PREFIX
+from healthcheck.probes.kubelet_pods import EXPECTED, WAITING
 from healthcheck.text.moments import EARLIEST, timestamp
 from healthcheck.text.naming import named
 from healthcheck.verdict.work import POD_DIGITS, Work, WorkRow
@@ -42,8 +42,6 @@ STALLED = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM, urgent=1)(
     source="`work` in the agents' records; its limits were measured on one H200",
 )
 _HIGH = replace(STALLED, severity=CauseSeverity.HIGH)
-_WAITING, _EXPECTED = f"{PREFIX}/waiting", "expected"
-"""Annotation of pods and namespaces whose GPUs wait by design."""
 _INDEPENDENT, _SLURM_NODE = ("ReplicaSet", "DaemonSet", "ReplicationController"), "slurmd"
 """Controllers, and part of a label of Slurm nodes, whose pods do not wait for each other. Each is a job by itself."""
 _ALIKE = "no rank differs: none is gone or new, idles, works, or has a finding from that time"
@@ -110,7 +108,7 @@ def gang_of(snapshot: Snapshot, pod: Pod) -> tuple[str, str]:
 def _is_work(snapshot: Snapshot, pod: Pod) -> bool:
     """Whether the pod has not ended, and its GPUs do not wait by design."""
     metas = (pod.meta, snapshot.namespace.get(pod.meta.namespace))
-    is_expected = any(meta is not None and meta.annotations.get(_WAITING) == _EXPECTED for meta in metas)
+    is_expected = any(meta is not None and meta.annotations.get(WAITING) == EXPECTED for meta in metas)
     return not (pod.over or is_expected or is_deep_test(pod)) and role_of(pod.meta, {}, pod.spec) is None
 
 
@@ -288,7 +286,7 @@ def _steps(snapshot: Snapshot, job: str, first: Sequence[_Suspect], waits: Pod, 
         yield f"See why it has fewer pods: {kubectl('describe', workload.meta)}"
     if not first:
         yield f"Compare the network counters of these nodes {where}."
-        yield f"If its GPUs wait by design, annotate its pods or their namespace with `{_WAITING}: {_EXPECTED}`."
+        yield f"If its GPUs wait by design, annotate its pods or their namespace with `{WAITING}: {EXPECTED}`."
     kind, name = (workload.meta.kind.lower(), workload.meta.name) if workload is not None else ("pod", waits.meta.name)
     ask = command("gpu-healthcheck", "diagnose", kind, f"{space}/{name}", "--ranks")
     yield f"If it hangs, ask NCCL which rank is behind (before 2.29.2, it may crash): {ask}"

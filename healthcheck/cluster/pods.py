@@ -21,6 +21,7 @@ from healthcheck.cluster.pages import pod_page
 from healthcheck.deep.job import JobState
 from healthcheck.node.gpu_resources import GpuPod, gpu_pod, unplaced_since
 from healthcheck.node.pods import PodState, pod_state
+from healthcheck.text.boundary import texts
 from healthcheck.text.moments import timestamp
 from healthcheck.text.printable import printable
 
@@ -98,6 +99,10 @@ class Pods(Requests):
         query = {"labelSelector": f"{_JOB_UID_LABEL}={job.uid}"}
         pods = [pod_state(pod) for pod in self._pages(f"/api/v1/namespaces/{job.namespace}/pods", "pods", query)]
         return sorted(pods, key=lambda pod: pod.created)
+
+    def read_namespace_annotations(self, namespace: str) -> dict[str, str]:
+        metadata = self._json("get", f"/api/v1/namespaces/{namespace}", "namespaces")["metadata"]
+        return texts(metadata.get("annotations") or {})
 
     def evict(self, namespace: str, name: str, uid: str) -> None:
         """Evict this pod.

@@ -20,7 +20,7 @@ _Fields = tuple[tuple[str, int, str], ...]
 """Fields of a message that are read: name, number and type. `repeated` as in a .proto file."""
 
 _ANNOTATION: _Fields = (("key", 1, "string"), ("value", 2, "string"))  # encoding of a map
-ANNOTATIONS = frozenset({"hami.io/vgpu-devices-allocated"})
+ANNOTATIONS = frozenset({"hami.io/vgpu-devices-allocated", "gpu-healthcheck.aws-samples.io/waiting"})
 """Annotations of pods that are in the answer, up to a length. The others can be large, and concern nobody here."""
 _LONGEST_ANNOTATION = 4096
 
@@ -47,6 +47,7 @@ CRI: dict[str, _Fields] = {
     "PodSandbox": (
         ("metadata", 2, "PodSandboxMetadata"),
         ("state", 3, "PodSandboxState"),
+        ("created_at", 4, "int64"),
         ("annotations", 6, "repeated Annotation"),
     ),
     "PodSandboxMetadata": (("name", 1, "string"), ("uid", 2, "string"), ("namespace", 3, "string")),
@@ -87,7 +88,8 @@ PODS: dict[str, _Fields] = {
         ("annotations", 12, "repeated Annotation"),
     ),
     "Annotation": _ANNOTATION,
-    "PodStatus": (("phase", 1, "string"),),
+    "PodStatus": (("phase", 1, "string"), ("startTime", 7, "Time")),
+    "Time": (("seconds", 1, "int64"),),
     "PodSpec": (("tolerations", 22, "repeated Toleration"),),
     "Toleration": (("key", 1, "string"), ("operator", 2, "string"), ("value", 3, "string"), ("effect", 4, "string")),
 }
@@ -201,8 +203,8 @@ def message_classes(question: Question) -> dict[str, Any]:
             if kind in question.messages:
                 proto_field.type, proto_field.type_name = proto_field.TYPE_MESSAGE, f".{package}.{kind}"
             else:
-                enum = {"PodSandboxState": proto_field.TYPE_INT32}  # encoded as a number
-                proto_field.type = ({"string": proto_field.TYPE_STRING, "bool": proto_field.TYPE_BOOL} | enum)[kind]
+                numbers = {"PodSandboxState": proto_field.TYPE_INT32, "int64": proto_field.TYPE_INT64}
+                proto_field.type = ({"string": proto_field.TYPE_STRING, "bool": proto_field.TYPE_BOOL} | numbers)[kind]
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     descriptors = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in question.messages}

@@ -15,7 +15,7 @@ from msgspec import Struct
 from healthcheck.host import host_files
 from healthcheck.host.grpc_socket import NodeSocket
 from healthcheck.host.opening import names_in
-from healthcheck.model import ProbeError
+from healthcheck.model import PREFIX, ProbeError
 
 KUBELETS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet")
 """Folders of kubelets: the default, to which MicroK8s has a link, and that of k0s."""
@@ -69,6 +69,8 @@ _LONGEST_NAME = 253
 _READY = 0
 """SANDBOX_READY of PodSandboxState. The sandbox of a pod that has ended remains for a time."""
 _ENDED = ("Succeeded", "Failed")
+WAITING, EXPECTED = f"{PREFIX}/waiting", "expected"
+"""Annotation of a pod or namespace whose GPUs may wait, such as inference servers that poll for requests."""
 _GPU = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 """UUID of a card in HAMi's annotation, with or without the position of a MIG instance behind it."""
 
@@ -91,6 +93,9 @@ class LocalPod(Struct, frozen=True):
     hami_gpus: frozenset[str] = frozenset()
     """UUIDs of the GPUs that HAMi gave the pod: its scheduler writes them into an annotation before the pod starts."""
     has_ended: bool = False
+    expects_waiting: bool = False
+    started: int = 0
+    """Start in seconds since 1970; 0 if it is unknown."""
 
 
 def read_pods(root: Path, runtime_socket: str) -> dict[str, LocalPod]:
@@ -111,28 +116,31 @@ def pods_of_kubelet(answer: Mapping[str, Any]) -> Iterator[tuple[str, LocalPod]]
     for pod in answer.get("pods", ()):
         metadata = pod.get("metadata", {})
         tolerations = tuple(Toleration(**entry) for entry in pod.get("spec", {}).get("tolerations", ()))
-        has_ended = pod.get("status", {}).get("phase", "") in _ENDED
-        yield metadata.get("uid", ""), _pod(metadata, metadata, tolerations, has_ended=has_ended)
+        status = pod.get("status", {})
+        started, has_ended = int(status.get("startTime", {}).get("seconds", 0)), status.get("phase", "") in _ENDED
+        yield metadata.get("uid", ""), _pod(metadata, metadata, started, tolerations, has_ended=has_ended)
 
 
 def pods_of_runtime(answer: Mapping[str, Any]) -> Iterator[tuple[str, LocalPod]]:
     """Yield UID and pod of each entry of a ListPodSandboxResponse."""
     for sandbox in answer.get("items", ()):
         metadata = sandbox.get("metadata", {})
-        yield metadata.get("uid", ""), _pod(metadata, sandbox, has_ended=sandbox.get("state", 0) != _READY)
+        started = int(sandbox.get("created_at", 0)) // 10**9
+        yield metadata.get("uid", ""), _pod(metadata, sandbox, started, has_ended=sandbox.get("state", 0) != _READY)
 
 
 def _pod(
     names: Mapping[str, Any],
     annotated: Mapping[str, Any],
+    started: int,
     tolerations: tuple[Toleration, ...] | None = None,
     *,
     has_ended: bool,
 ) -> LocalPod:
-    gpus = frozenset(
-        uuid for entry in annotated.get("annotations", ()) for uuid in _GPU.findall(entry.get("value", ""))
-    )
-    return LocalPod(names.get("namespace", ""), names.get("name", ""), tolerations, gpus, has_ended)
+    annotations = {entry.get("key", ""): entry.get("value", "") for entry in annotated.get("annotations", ())}
+    gpus = frozenset(uuid for value in annotations.values() for uuid in _GPU.findall(value))
+    expects = annotations.get(WAITING) == EXPECTED
+    return LocalPod(names.get("namespace", ""), names.get("name", ""), tolerations, gpus, has_ended, expects, started)
 
 
 def _ask(question: str, root: Path, path: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache, partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Struct
@@ -231,12 +232,13 @@ class RecordText(Struct, frozen=True):
 
 
 class Identity(Struct, frozen=True):
-    """Identity of a record: the Node, its UID, the expected instance type, and the last inventory."""
+    """Parts of a record beside the verdict: Node, UID, expected instance type, last inventory, work of the GPUs."""
 
     hostname: str
     instance_type: str = ""
     node_uid: str = ""
     inventory: Inventory | None = None
+    work: Mapping[str, WorkRow] = MappingProxyType({})
 
 
 def render(verdict: Verdict, memory: Memory, identity: Identity, at: datetime, taint: str = "") -> AgentRecord:
@@ -279,6 +281,7 @@ def render_text(
                 acknowledged=tuple(_groups(memory.acknowledged)) or None,
                 taken=dict(memory.adopted_records) or None,
                 inventory=identity.inventory,
+                work=identity.work or None,
                 taint=taint or None,
                 kept=kept or None,
             )
@@ -453,9 +456,10 @@ def _limited(record: R) -> tuple[R, str]:
 
 def _shorten(record: dict[str, Any], longest: int) -> None:
     """Shorten the given record."""
-    record.pop("inventory", None)
-    if _size(record) <= longest:
-        return
+    for key in ("inventory", "work"):
+        record.pop(key, None)
+        if _size(record) <= longest:
+            return
     findings, gone = record["findings"], 0
     long = [finding for finding in findings if len(finding["detail"]) > _SHORT_DETAIL]
     for finding in long:

@@ -473,6 +473,7 @@ GPU_NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie_max_width")
 GPU_NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_generation")
 GPU_NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie_max_generation")
 GPU_NUMBER(nvmlDeviceGetPcieReplayCounter, "pcie_replays")
+GPU_NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "power_default_limit")
 GPU_MODE(nvmlDeviceGetMigMode, "mig_current", "mig_pending")
 GPU_MODE(nvmlDeviceGetEccMode, "ecc_mode_current", "ecc_mode_pending")
 GPU_TEXT(nvmlDeviceGetSerial, "serial")
@@ -612,6 +613,16 @@ nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t gpu, unsigned kind, unsigned *m
     if (kind != SM && kind != MEMORY)
         return INVALID_ARGUMENT;
     return gpu_unsigned(gpu, kind == SM ? "sm_clock" : "memory_clock", mhz);
+}
+
+/* Percent of the last period, as in nvmlUtilization_t. */
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t gpu, unsigned *percent)
+{
+    ENTER(enter_gpu(__func__, gpu));
+    if (percent == NULL)
+        return INVALID_ARGUMENT;
+    ENTER(gpu_unsigned(gpu, "utilization_gpu", &percent[0]));
+    return gpu_unsigned(gpu, "utilization_memory", &percent[1]);
 }
 
 /* Without room for the samples, their number; the newest sample is of this moment. */

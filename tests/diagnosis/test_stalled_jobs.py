@@ -34,6 +34,7 @@ from tests.diagnosis.states import (
 
 ROOT = Path(__file__).parents[2]
 WAITING = "gpu-healthcheck.aws-samples.io/waiting"
+ASK_NCCL = "If it hangs, ask NCCL which rank is behind (before 2.29.2, it may crash):"
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOBSET, KUBEFLOW, LWS = "jobset.sigs.k8s.io", "training.kubeflow.org", "leaderworkerset.sigs.k8s.io"
 XID = {"reason": "Xid74", "severity": "RESET", "subject": "gpu/0000:18:00.0", "detail": "NVLink error"}
@@ -176,7 +177,7 @@ def test_no_rank_differs() -> None:
     assert found.remedy == (
         "Compare the network counters of these nodes since 11:00Z: node/n0, node/n1, node/n2, node/n3.",
         f"If its GPUs wait by design, annotate its pods or their namespace with `{WAITING}: expected`.",
-        "If it hangs, ask NCCL which rank is behind (before 2.29.2, it may crash): `gpu-healthcheck diagnose job team/train --ranks`",
+        f"{ASK_NCCL} `gpu-healthcheck diagnose job team/train --ranks`",
     )
 
 
@@ -242,7 +243,7 @@ def test_a_rank_is_looked_into_without_a_change() -> None:
         f"See where it is, if its image has py-spy: `{inside} py-spy dump --pid 1`",
         f"See the processes on its GPUs: `{inside} nvidia-smi {processes}`",
         "Read its last lines with their times: `kubectl -n team logs train-3 -c main --timestamps --tail=20`",
-        "If it hangs, ask NCCL which rank is behind (before 2.29.2, it may crash): `gpu-healthcheck diagnose job team/train --ranks`",
+        f"{ASK_NCCL} `gpu-healthcheck diagnose job team/train --ranks`",
     )
 
 

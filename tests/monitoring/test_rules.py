@@ -182,6 +182,7 @@ def test_promtool_finds_nothing_to_say_of_a_full_page() -> None:
     telemetry.show_runs({"sweep": DeepRun("pass", 1.0, 1.0)})
     telemetry.show_taint(tainted=True, slots=(1, 2))
     telemetry.show_efa_errors({("rdmap16s0", "rx_drops"): 1})
+    telemetry.show_waiting({("0", "GPU-a", "ml", "train-0"): 900}, {("ml", "train-0"): 900})
     telemetry.xids.labels("79", "0", "GPU-a").inc()
     encode, _ = choose_encoder("")
 

@@ -52,9 +52,32 @@ CARDS = frozenset({CARD})
 HAMIS = {"annotations": [{"key": "hami.io/vgpu-devices-allocated", "value": f"{CARD}[0-2],NVIDIA,3000,30:;"}]}
 
 
+WAITS, MAY_NOT = (
+    {"annotations": [{"key": "gpu-healthcheck.aws-samples.io/waiting", "value": value}]} for value in ("expected", "no")
+)
+
+
 @pytest.mark.parametrize(
     ("read", "answer", "expected"),
     [
+        (pods_of_runtime, {"items": [entry() | WAITS]}, LocalPod("n", "p", expects_waiting=True)),
+        (pods_of_runtime, {"items": [entry() | MAY_NOT]}, LocalPod("n", "p")),
+        (
+            pods_of_kubelet,
+            {"pods": [{"metadata": entry()["metadata"] | WAITS}]},
+            LocalPod("n", "p", (), expects_waiting=True),
+        ),
+        (pods_of_kubelet, {"pods": [{"metadata": entry()["metadata"] | MAY_NOT}]}, LocalPod("n", "p", ())),
+        (
+            pods_of_runtime,
+            {"items": [entry() | {"created_at": "1764400000999999999"}]},
+            LocalPod("n", "p", started=1764400000),
+        ),
+        (
+            pods_of_kubelet,
+            {"pods": [entry() | {"status": {"startTime": {"seconds": "1764400000"}}}]},
+            LocalPod("n", "p", (), started=1764400000),
+        ),
         (pods_of_runtime, {"items": [entry() | HAMIS]}, LocalPod("n", "p", None, CARDS)),
         (
             pods_of_kubelet,
@@ -72,7 +95,7 @@ HAMIS = {"annotations": [{"key": "hami.io/vgpu-devices-allocated", "value": f"{C
         (pods_of_kubelet, {"pods": [entry() | {"status": {"phase": "Running"}}]}, LocalPod("n", "p", ())),
     ],
 )
-def test_hamis_gpus_and_the_end_of_a_pod_are_known(
+def test_annotations_start_and_end_of_a_pod_are_known(
     read: Callable[..., Any], answer: dict[str, Any], expected: LocalPod
 ) -> None:
     assert by_uid(read(answer)) == {"u": expected}

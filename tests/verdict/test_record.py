@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from msgspec.structs import astuple, replace
 
 from healthcheck import __version__
 from healthcheck.memory import rows
@@ -14,8 +17,10 @@ from healthcheck.memory.findings import Acknowledgement, Memory, Release
 from healthcheck.model import Nature, Outcome, Severity, Unobserved, UnobservedCause
 from healthcheck.text.boundary import as_json, read_row
 from healthcheck.verdict import record as records
-from healthcheck.verdict.record import LONGEST, AgentRecord, RecordError, RunRecord, passed_since
+from healthcheck.verdict.inventory import Inventory
+from healthcheck.verdict.record import LONGEST, AgentRecord, Identity, RecordError, RunRecord, passed_since
 from healthcheck.verdict.verdict import decide
+from healthcheck.verdict.work import Work, WorkRow
 from tests.examples import (
     BOOT,
     IDENTITY,
@@ -29,6 +34,9 @@ from tests.examples import (
     outcome_with,
 )
 
+_SCHEMA = jsonschema.Draft202012Validator(
+    json.loads((Path(__file__).parents[2] / "docs/record.schema.json").read_text())
+)
 FINDING = as_json(rows.finding_row(active_finding(fault())))
 ALL_GROUPS = [
     outcome_with(check="driver"),
@@ -261,6 +269,54 @@ def test_a_record_without_a_severity_states_none() -> None:
 def test_invalid_severity_is_refused_with_the_allowed_ones(word: Any) -> None:
     with pytest.raises(RecordError, match="allowed are PASS, MONITOR, RESET, REBOOT, ISOLATE"):
         records.severity_of(read({"severity": word}))
+
+
+WORK = {
+    f"GPU-00000000-51e0-4000-8000-00000000000{index}": WorkRow(state=state, since=WALL.replace(microsecond=0), pod=pod)
+    for index, (state, pod) in enumerate([(Work.WAITING, "0d4f5a5e"), (Work.WAITING, None), (Work.IDLE, "1f2e3d4c")])
+}
+
+
+def test_gpus_that_wait_are_read_back_and_are_part_of_the_signature() -> None:
+    memory = memory_with()
+    record, text = astuple(records.render_text(decide(memory, ALL_GROUPS), memory, replace(IDENTITY, work=WORK), WALL))
+    plain = json.loads(text)
+
+    _SCHEMA.validate(plain)
+    assert records.parse(AgentRecord, text).work == WORK
+    assert records.is_whole(text)
+    assert records.signature(records.parse(AgentRecord, text)) == records.signature(record)
+    assert records.signature(record) != records.signature(read(render(memory)))
+    assert plain == render(memory) | {"work": plain["work"]}
+    assert list(plain["work"].values())[:2] == [
+        {"state": "waiting", "since": "2026-11-21T01:02:03Z", "pod": "0d4f5a5e"},
+        {"state": "waiting", "since": "2026-11-21T01:02:03Z"},
+    ]
+
+
+def test_gpus_that_wait_are_left_out_after_the_inventory_and_before_findings() -> None:
+    whole = replace(IDENTITY, inventory=Inventory(driver="570.133.20"), work=WORK)
+    memory = flood(40, "d" * 50)
+
+    def rendered(identity: Identity, padding: int = 0) -> AgentRecord:
+        padded = replace(memory, machine="m" * (1 + padding))
+        return records.render(decide(padded, ()), padded, identity, WALL)
+
+    def room(identity: Identity) -> int:
+        return LONGEST - len(records.dump(rendered(identity)).encode())
+
+    rooms = [room(whole), room(replace(whole, inventory=None)), room(replace(whole, inventory=None, work={}))]
+    assert 0 < rooms[0] < rooms[1] < rooms[2]
+    kept = [rendered(whole, padding) for at in rooms for padding in (at, at + 1)]
+    parts = [(record.inventory is not None, record.work is not None, record.cut is not None) for record in kept]
+    assert parts == [
+        (True, True, False),
+        (False, True, False),
+        (False, True, False),
+        (False, False, False),
+        (False, False, False),
+        (False, False, True),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,9 @@ class Samples(Struct, frozen=True):
     """Time between the oldest and the newest sample."""
     total: int
     """Sum of the samples: percent or MHz."""
+    least: int | None = None
+    greatest: int | None = None
+    """Extreme samples; None in older captures."""
 
     @property
     def mean(self) -> float:
@@ -137,6 +140,10 @@ class Load(Struct, frozen=True):
     utilisation: Samples | None = None
     sm_clock: Samples | None = None
     memory_clock: Samples | None = None
+    memory_utilisation: Samples | None = None
+    """Percent of the time in which memory was read or written."""
+    default_power_limit_milliwatts: int | None = None
+    """Limit of the board as delivered. The limit in force may be lower."""
 
     @property
     def mean_sm_mhz(self) -> float | None:
@@ -346,11 +353,13 @@ class Gpu(Struct, frozen=True):
                 "sm_clock": 345,
                 "memory_clock": 2619,
                 "field/186": 70_000,
+                "field/189": 700_000,
                 "field/83": 0,
                 "field/138": 0,
                 "field/139": 0,
                 # As an H200 with driver 580.159.04: buffers of clocks have a size, but no samples in them.
                 "samples/1": "71 200000 0",
+                "samples/2": "71 200000 0",
                 "samples/5": "100 0",
                 "samples/6": "100 0",
             },

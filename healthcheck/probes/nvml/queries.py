@@ -42,7 +42,7 @@ _DRAM, _SRAM = 2, 7
 """Kinds of memory in nvmlMemoryLocation_t."""
 _POWER_CAP, _THERMAL_POLICY = 74, 75
 """Fields: nanoseconds below the requested clocks due to the power limit, and due to heat (violation policies)."""
-_ENERGY, _POWER = 83, 186
+_ENERGY, _POWER, _DEFAULT_POWER_LIMIT = 83, 186, 189
 _INACTIVE_ROWS = (301, 302)
 _NVLINK_KIB = (138, 139)
 """Fields: KiB of data sent and received by all links together, with the scope `_ALL_LINKS`."""
@@ -62,8 +62,8 @@ _THROTTLE_FIELDS: tuple[tuple[tuple[int, int], tuple[int, ...]], ...] = (
 """
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
 """SM and memory in nvmlClockType_t."""
-_UTILISATION_SAMPLES, _SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES = 1, 5, 6
-"""GPU utilisation, processor clock and memory clock in nvmlSamplingType_t."""
+_UTILISATION_SAMPLES, _MEMORY_UTILISATION_SAMPLES, _SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES = 1, 2, 5, 6
+"""Utilisation of GPU and memory, processor clock and memory clock in nvmlSamplingType_t."""
 _MOST_SAMPLES = 1024
 _SAMPLE_BYTES = 16
 """Size of nvmlSample_t: the time in microseconds, and a value of 8 bytes."""
@@ -450,24 +450,29 @@ def throttled(gpu: GpuHandle) -> list[int | None] | None:
 
 
 def load(gpu: GpuHandle) -> list[Any] | None:
-    """Return clocks, power, energy, NVLink traffic and the buffers of samples.
+    """Return clocks, power, energy, NVLink traffic, the buffers of samples and the default power limit.
 
     All but the utilisation are only read under load: some take milliseconds, and an idle GPU lowers its clocks. Clocks
-    are those of the buffers, else the current values. An H200 has no buffers of clocks, and its counters of bytes on
-    PCIe wrap after 4 GiB (driver 580.159.04).
+    and memory utilisation are those of the buffers, else the current values. An H200 has no buffers of clocks, and its
+    counters of bytes on PCIe wrap after 4 GiB (driver 580.159.04).
     """
     utilisation = _samples(gpu, _UTILISATION_SAMPLES)
     if utilisation is not None and utilisation[_SUM] == 0:
-        return [*[None] * 6, utilisation, None, None]
+        return [*[None] * 6, utilisation, *[None] * 4]
     buffers = [_samples(gpu, kind) for kind in (_SM_CLOCK_SAMPLES, _MEMORY_CLOCK_SAMPLES)]
+    memory = _samples(gpu, _MEMORY_UTILISATION_SAMPLES)
+    if memory is None and (rates := gpu.ask_any("nvmlDeviceGetUtilizationRates")) is not None:
+        memory = [1, 0, *[rates.memory] * 3]
     kinds = zip((_SM_CLOCK, _MEMORY_CLOCK), buffers, strict=True)
     clocks = [gpu.ask_any("nvmlDeviceGetClockInfo", kind) if buffer is None else None for kind, buffer in kinds]
-    counts = [*gpu.counts((_POWER, _ENERGY)), *gpu.counts(_NVLINK_KIB, _ALL_LINKS)]
-    return _unless_empty([*clocks, *counts, utilisation, *buffers])
+    *counts, limit = gpu.counts((_POWER, _ENERGY, _DEFAULT_POWER_LIMIT))
+    if limit is None:  # a driver without the field
+        limit = gpu.ask_any("nvmlDeviceGetPowerManagementDefaultLimit")
+    return _unless_empty([*clocks, *counts, *gpu.counts(_NVLINK_KIB, _ALL_LINKS), utilisation, *buffers, memory, limit])
 
 
 def _samples(gpu: GpuHandle, kind: int) -> list[int] | None:
-    """Return number, span in microseconds and sum of the samples in a buffer of the driver.
+    """Return number, span in microseconds, sum, least and greatest of the samples in a buffer of the driver.
 
     None for an empty or implausibly large buffer. A driver fills at most the room that it is given.
     """
@@ -482,7 +487,7 @@ def _samples(gpu: GpuHandle, kind: int) -> list[int] | None:
     stamps = samples.cast("Q").tolist()[::2]
     first, step = _SAMPLE_VALUES[value_type.value]
     values = samples.cast("I" if step == 4 else "Q").tolist()[first::step]
-    return [count.value, max(stamps) - min(stamps), sum(values)]
+    return [count.value, max(stamps) - min(stamps), sum(values), min(values), max(values)]
 
 
 def unrepairable_memory(gpu: GpuHandle) -> int | None:

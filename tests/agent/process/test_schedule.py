@@ -73,6 +73,21 @@ def test_hanging_deep_run_delays_no_light_cycle(schedule: Schedule, light: Work,
     assert light.comes(3)
 
 
+def test_hanging_observer_delays_no_light_cycle_and_runs_after_later_ones(schedule: Schedule, light: Work) -> None:
+    observer = Work()
+    observer.goes_on.clear()
+
+    def observe() -> None:
+        observer()
+
+    schedule.start(light, nothing, observe=observe)
+    assert observer.comes(1)
+    assert light.comes(3)
+
+    observer.goes_on.set()
+    assert observer.comes(2)
+
+
 def test_hanging_light_cycle_delays_no_deep_run(schedule: Schedule, light: Work, deep: Work) -> None:
     light.goes_on.clear()
     schedule.start(light, nothing, deep)

@@ -125,8 +125,14 @@ def judged(reading: DriverReading) -> list[Judgement]:
     ]
 
 
-IDLE = Load(utilisation=Samples(71, 70 * 200_000, 0))
-BUSY = Load(345, 2619, 70_000, 0, 0, 0, utilisation=Samples(71, 70 * 200_000, 7_029))
+NO_USE = Samples(71, 70 * 200_000, 0, 0, 0)
+IDLE = Load(utilisation=NO_USE)
+BUSY = Load(
+    *(345, 2619, 70_000, 0, 0, 0),
+    utilisation=Samples(71, 70 * 200_000, 7_029, 99, 99),
+    memory_utilisation=NO_USE,
+    default_power_limit_milliwatts=700_000,
+)
 BUSY_SAMPLES = "71 200000 99"
 LINK = NvLink(0, active=True, version=6, counters={"replays": 0, "recoveries": 0, "crc_errors": 0})
 
@@ -460,8 +466,8 @@ class TestReadings:
             ("field/74", 5 * 10**9, {"throttled": ThrottledTime(5 * 10**9, 0)}),
             ("field/75", 6 * 10**9, {"throttled": ThrottledTime(0, 6 * 10**9)}),
             ("field/186", 690_123, {}),  # idle
-            ("samples/1", "4 1000 100 90 89", {"load": replace(BUSY, utilisation=Samples(4, 3000, 379))}),
-            ("samples/1", "1 1000 100", {"load": replace(BUSY, utilisation=Samples(1, 0, 100))}),
+            ("samples/1", "4 1000 100 90 89", {"load": replace(BUSY, utilisation=Samples(4, 3000, 379, 89, 100))}),
+            ("samples/1", "1 1000 100", {"load": replace(BUSY, utilisation=Samples(1, 0, 100, 100, 100))}),
             ("samples/1", BUSY_SAMPLES, {"load": BUSY}),
             ("samples/5", "2 500 1980 1965", {}),  # idle
             ("unrepairable_memory", 1, {"unrepairable_memory": True}),
@@ -479,6 +485,7 @@ class TestReadings:
         ("field", "value", "expected"),
         [
             (186, 690_123, {"power_milliwatts": 690_123}),
+            (189, 300_000, {"default_power_limit_milliwatts": 300_000}),
             (83, 2**41, {"energy_millijoules": 2**41}),
             (138, 9, {"nvlink_sent_kib": 9}),
             (139, 10, {"nvlink_received_kib": 10}),
@@ -500,8 +507,28 @@ class TestReadings:
         for kind, value in values.items():
             node.write_value(f"nvml/gpu0/samples/{kind}", value)
 
-        clocks = {"sm_clock": Samples(2, 500, 3945), "memory_clock": Samples(1024, 1023, 2619 * 1024)}
+        clocks = {
+            "sm_clock": Samples(2, 500, 3945, 1965, 1980),
+            "memory_clock": Samples(1024, 1023, 2619 * 1024, 2619, 2619),
+        }
         assert self.answered(driver).load == replace(BUSY, sm_mhz=None, memory_mhz=None, **clocks)
+
+    def test_memory_utilisation_without_a_buffer_is_the_current_one(self, node: SimulatedNode, driver: Driver) -> None:
+        for name, value in {"samples/1": BUSY_SAMPLES, "utilization_gpu": 99, "utilization_memory": 23}.items():
+            node.write_value(f"nvml/gpu0/{name}", value)
+        (node.root / "nvml/gpu0/samples/2").unlink()
+
+        assert self.answered(driver).load == replace(BUSY, memory_utilisation=Samples(1, 0, 23, 23, 23))
+
+    def test_default_power_limit_without_its_field_is_the_functions(self, node: SimulatedNode, driver: Driver) -> None:
+        node.write_value("nvml/gpu0/samples/1", BUSY_SAMPLES)
+        (node.root / "nvml/gpu0/field/189").unlink()
+        unknown = self.answered(driver).load
+        node.write_value("nvml/gpu0/power_default_limit", 400_000)
+
+        expected = replace(BUSY, default_power_limit_milliwatts=400_000)
+        assert self.answered(driver).load == expected
+        assert unknown == replace(BUSY, default_power_limit_milliwatts=None)
 
     def test_clocks_without_a_buffer_are_the_current_ones(self, node: SimulatedNode, driver: Driver) -> None:
         node.write_value("nvml/gpu0/samples/1", BUSY_SAMPLES)
@@ -585,7 +612,7 @@ class TestReadings:
             ("field.138", {}),  # not called while the GPU is idle
             ("field.301", {}),
             ("nvmlDeviceGetClockInfo", {}),  # not called while the GPU is idle
-            ("nvmlDeviceGetSamples", {"load": replace(BUSY, utilisation=None)}),
+            ("nvmlDeviceGetSamples", {"load": replace(BUSY, utilisation=None, memory_utilisation=None)}),
             ("nvmlDeviceGetUnrepairableMemoryFlag_v1", {"unrepairable_memory": None}),
             ("nvmlDeviceGetSramUniqueUncorrectedEccErrorCounts", {"sram_unique": None}),
         ],
