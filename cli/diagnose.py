@@ -295,7 +295,7 @@ def _read_live(access: Access, target: Target | None, namespace: str, save: Path
         snapshot = read_cluster(listings_of(access), namespace, target if is_near else None, keep, advance)
     if bundle and save:
         listed = [kind.kind for kind in KINDS if snapshot.sees(kind.kind)]
-        bundle.write(save, snapshot.now, snapshot.missing, listed)
+        bundle.write(save, snapshot.now, snapshot.missing, listed, snapshot.only_in)
     return snapshot
 
 
@@ -378,7 +378,7 @@ def _would_fit(
         write_as(form, would_fit.document(found))
     if snapshot.unread:
         end("diagnose", f"{snapshot.unread[0]}: free resources are unknown", COULD_NOT)
-    if not snapshot.sees("Node", "Pod"):
+    if not snapshot.sees("Node") or not snapshot.sees_all_pods:
         end("diagnose", "nodes or pods can't be listed: free resources are unknown", COULD_NOT)
     return 0 if all(answer.fits for answer in found) else CAUSES
 

@@ -191,7 +191,7 @@ def allocation(snapshot: Snapshot) -> Allocation:
     )
     scaling = dict(_scaling(snapshot, cards)) if cards else {}
     return Allocation(
-        allocations, _namespaces(snapshot, allocations), snapshot.sees("Pod"), scaling, snapshot.missing.get(USE, "")
+        allocations, _namespaces(snapshot, allocations), snapshot.sees_all_pods, scaling, snapshot.missing.get(USE, "")
     )
 
 

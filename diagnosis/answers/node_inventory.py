@@ -52,11 +52,11 @@ def _gpus(snapshot: Snapshot, node: Node) -> Iterator[InventoryRow]:
         there, allocatable = (
             shown(resource, amount(entry.get(resource, "0")) or ZERO) for entry in (node.capacity, node.allocatable)
         )
-        out = shown(resource, held.get(resource, ZERO)) if snapshot.sees("Pod") else _UNSAID
+        out = shown(resource, held.get(resource, ZERO)) if snapshot.sees_all_pods else _UNSAID
         yield InventoryRow(resource, f"capacity {there}, allocatable {allocatable}, in use {out}", "kubelet, pods")
     yield from _of_hami(snapshot, node)
     for usage in cards_of(snapshot).get(node.name, ()):
-        row = card_row(usage, snapshot.sees("Pod"))
+        row = card_row(usage, snapshot.sees_all_pods)
         free = f"free: {row.slots} slots, {row.memory} memory, {row.cores} cores"
         yield InventoryRow(f"card {row.card}", "; ".join((free, *row.pods)), "HAMi, pods")
 

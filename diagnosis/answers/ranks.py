@@ -81,6 +81,8 @@ def _foreign(snapshot: Snapshot, pods: Sequence[Pod], asked: Pod, answer: RasAns
     if not hosts or hosts - own:
         where = named(sorted(hosts - own), _MOST_FINDINGS) or "unknown"
         return f"on the network of its host, an NCCL answered whose ranks are not in this job's pods: {where}"
+    if not snapshot.sees_all_pods:
+        return "on the network of its host, a pod of another namespace may have answered; you may not list these"
     there = (pod for pod in snapshot.pods_on.get(asked.spec.node, ()) if pod.spec.host_network and not pod.over)
     others = {pod.subject for pod in there} & {pod.subject for pod in gpu_pods(snapshot)} - names
     return f"on the network of its host, {named(sorted(others), 1)} may have answered" if others else ""

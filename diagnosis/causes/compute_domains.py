@@ -199,7 +199,7 @@ def _without_daemon(snapshot: Snapshot, view: DomainView, node: Node) -> Reason 
     """Return what stopped before the daemon: the driver's plugin, the label that it sets, or the DaemonSet."""
     label, uid, none = node.meta.labels.get(DOMAIN_LABEL, ""), view.domain.meta.uid, f"{node.subject} has no daemon"
     plugin = plugin_on(snapshot, node.name)
-    if not uid:
+    if not uid or not snapshot.sees_all_pods:
         return None
     if label == uid:
         made = next((each for each in snapshot.daemon_sets if each.meta.labels.get(DOMAIN_LABEL) == uid), None)

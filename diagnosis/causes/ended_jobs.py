@@ -5,7 +5,6 @@ These causes are shown only for the workload itself and its pods: old Jobs and p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -13,7 +12,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from diagnosis.facts.commands import explain, logs
-from diagnosis.facts.symptoms import GATE_REFUSAL, GATE_WORDS, shortened, since_and_detail
+from diagnosis.facts.symptoms import ASSIGNED, CREATED, GATE_REFUSAL, GATE_WORDS, shortened, since_and_detail
 from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, origins
 from diagnosis.snapshot import Snapshot
 from diagnosis.snapshot.grouping import grouped
@@ -52,8 +51,6 @@ _BY_REASON = {
     "DeadlineExceeded": "Raise `activeDeadlineSeconds`, or find out why it took longer.",
 }
 """Fixes by the reason of the condition Failed (batch/v1, `JobReason…`)."""
-_CREATED = re.compile(r"Created pod: (\S{1,253})")
-_ASSIGNED = re.compile(r"Successfully assigned \S{1,320} to (\S{1,253})")
 _LATER = timedelta(minutes=5)
 """The agent may report a fault in the check cycle after the failure that it causes."""
 _HEALTH_EVENT, _EVICTION = "GpuHealth", "EvictionAnnounced"
@@ -125,10 +122,10 @@ def _last_pod(snapshot: Snapshot, workload: Workload, pods: Sequence[Pod]) -> _L
         last = max(placed, key=lambda pod: (pod.phase == "Failed", _end(pod) or pod.meta.created or EARLIEST))
         return _LastPod(last.subject, last.spec.node, last)
     for event in reversed(snapshot.events_about.get(workload.subject, ())):
-        if event.uid in ("", workload.meta.uid) and (created := _CREATED.search(event.message)):
+        if event.uid in ("", workload.meta.uid) and (created := CREATED.search(event.message)):
             name = f"pod/{workload.meta.namespace}/{created[1]}"
             about = snapshot.events_about.get(name, ())
-            node = next((assigned[1] for one in about if (assigned := _ASSIGNED.search(one.message))), "")
+            node = next((assigned[1] for one in about if (assigned := ASSIGNED.search(one.message))), "")
             evicted = next((f"{one.reason}: {one.message}" for one in about if one.reason == _EVICTION), "")
             return _LastPod(name, node, evicted=evicted) if node else None
     return None

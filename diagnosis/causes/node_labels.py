@@ -115,7 +115,7 @@ def _failed(snapshot: Snapshot, node: Node, managers: list[Component]) -> FoundC
 
 def _pending(node: Node, managers: list[Component], snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield a pending change of MIG profiles without a manager, or with a pod that has waited long for it."""
-    if not snapshot.sees("Pod") or not any(is_for(manager.spec, node) for manager in managers):
+    if not snapshot.sees_all_pods or not any(is_for(manager.spec, node) for manager in managers):
         return
     pods = [pod for manager in managers if (pod := manager.pod_on(node.name)) is not None]
     is_working = any(is_ready(pod) for pod in pods)

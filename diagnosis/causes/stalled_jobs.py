@@ -120,7 +120,8 @@ def _rows(snapshot: Snapshot) -> Mapping[str, Mapping[str, WorkRow]]:
         for uuid, row in (node.record.work or {}).items() if node.record is not None else ():
             pods = [one for one in on_node.get(node.name, ()) if row.pod in (None, "", one.meta.uid[:POD_DIGITS])]
             # A row of a pod that is gone belongs to no other pod.
-            holder = pods[0].subject if len(pods) == 1 else "" if row.pod else node.subject
+            is_known = len(pods) == 1 and bool(row.pod or snapshot.sees_all_pods)
+            holder = pods[0].subject if is_known else "" if row.pod else node.subject
             found.setdefault(holder, {})[uuid] = row
     return found
 

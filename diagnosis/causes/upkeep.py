@@ -118,7 +118,7 @@ def find_classes(snapshot: Snapshot) -> Iterator[FoundCause]:
 def find_budgets(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield budgets that block the eviction of GPU pods from nodes that are being drained."""
     emptied = {node.name: node for node in snapshot.nodes if _why_emptied(node)}
-    if not emptied:
+    if not emptied or not snapshot.sees_all_pods:
         return
     full = [disruption_budget for disruption_budget in snapshot.budgets if disruption_budget.allowed == 0]
     of_budgets = _covered(snapshot, full)

@@ -145,7 +145,7 @@ def component_table(snapshot: Snapshot) -> tuple[ComponentRow, ...]:
 
     The nodes that each component lacks are included if pods and nodes are visible.
     """
-    nodes = gpu_nodes(snapshot) if snapshot.sees("Pod", "Node") else ()
+    nodes = gpu_nodes(snapshot) if snapshot.sees("Node") and snapshot.sees_all_pods else ()
     every = (component for component in components(snapshot) if component.role is not Role.CUDA_VALIDATOR)
     return tuple(ComponentRow(component, lacking(component, nodes)) for component in every)
 

@@ -84,7 +84,7 @@ def free_counts(snapshot: Snapshot, node: Node | None, pods: Iterable[Pod]) -> l
 
     Empty if not all pods of the node are visible, or some of its devices are unhealthy, which explains the difference.
     """
-    if node is None or not snapshot.sees("Pod") or snapshot.only_in or not snapshot.spans_namespaces:
+    if node is None or not snapshot.sees_all_pods or not snapshot.spans_namespaces:
         return []
     found = [count for pod in pods for count in _count(snapshot, node, pod)]
     return sorted(found, key=lambda count: str(count.at))

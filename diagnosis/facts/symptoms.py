@@ -33,6 +33,9 @@ GATE_REFUSAL = ("gpu-gate", 75)
 """Container of the gate, and its exit code for a pod that may not start."""
 GATE_WORDS = "the pod ends, so that its job starts it elsewhere"
 """Words of the gate about such a pod, also in a container of another name."""
+CREATED = re.compile(r"Created pod: (\S{1,253})")
+ASSIGNED = re.compile(r"Successfully assigned \S{1,320} to (\S{1,253})")
+"""Messages of a job's controller, and of a scheduler."""
 _COUNTED = frozenset(("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"))
 """Kinds with interchangeable pods, of which the ready ones are counted."""
 Row = tuple[Cause, Signature]

@@ -26,6 +26,7 @@ from diagnosis.answers.target import (
     pods_of,
     touches,
 )
+from diagnosis.answers.timeline import TimelineRow, timeline
 from diagnosis.causes import HAMI_CAUSES, OF_WORKLOADS
 from diagnosis.causes.diagnose import EVERYTHING, SAVED_STATE, Diagnosis, diagnose
 from diagnosis.causes.ended_jobs import ENDS
@@ -40,8 +41,8 @@ from healthcheck.text.naming import named
 _EXPLAIN = ("Event", "Node", "Pod")
 """Kinds that show why a pod does not run."""
 _MOST = 3
-_VIEWER = "gpu-healthcheck-viewer"
-"""ClusterRole with the permissions that a diagnosis needs (kubernetes/manifests)."""
+_VIEWER, _TEAM_VIEWER = "gpu-healthcheck-viewer", "gpu-healthcheck-team-viewer"
+"""ClusterRoles: all that a diagnosis reads, and Nodes and Leases alone (kubernetes/manifests)."""
 
 
 class Report(Struct, frozen=True):
@@ -64,8 +65,12 @@ class Report(Struct, frozen=True):
     """Subjects of the requested pods, and of their owners; None if the report is about other objects too."""
     recognised: Mapping[str, int] = field(default_factory=dict)
     """Numbers of objects and lines that were recognised in a text; empty for a state without one."""
+    timeline: tuple[TimelineRow, ...] = ()
+    """Changes of the requested workload or pod in the order of time."""
     user: str = ""
     """User whom the API server denied a listing; '' if it denied none."""
+    only_in: str = ""
+    """Namespace to which the user's permissions on pods are limited; '' if they are not."""
     ranks: RankReport | None = None
     """Answer of the job's NCCL; None if not requested."""
 
@@ -98,14 +103,18 @@ class Report(Struct, frozen=True):
             kinds = sorted((each.kind for each in denied), key=lambda kind: (kind not in _EXPLAIN, kind))
             hidden = dict.fromkeys(name for each in denied for name in each.hides.split(", "))
             user = self.user or "USER"
-            binding = f"{_VIEWER}-{re.sub('[/%]', '-', user)}"  # a name must not contain these
+            role, what = (_TEAM_VIEWER, "Nodes") if self.only_in else (_VIEWER, "it")
+            binding = f"{role}-{re.sub('[/%]', '-', user)}"  # a name must not contain these
             grant = command(
-                "kubectl", "create", "clusterrolebinding", binding, f"--clusterrole={_VIEWER}", f"--user={user}"
+                "kubectl", "create", "clusterrolebinding", binding, f"--clusterrole={role}", f"--user={user}"
             )
+            can = f"permits {what}: {grant}"
+            if self.only_in and "Node" not in kinds:  # the rest would show the pods of other teams
+                can = f"can check it: {command('gpu-healthcheck', 'diagnose', '-n', self.only_in)}"
             sentences.insert(
                 0,
                 f"You may not list {named(kinds, _MOST)} in the whole cluster; this hides {_causes(list(hidden))}. An "
-                f"administrator of the cluster permits it: {grant}",
+                f"administrator of the cluster {can}",
             )
         return tuple(sentences)
 
@@ -139,7 +148,9 @@ def report_of(
     is_workload = target is not None and target.kind not in ("Node", HAMI)
     diagnosis = diagnose(snapshot, OF_WORKLOADS) if is_workload else diagnose(snapshot)
     since = changes(old, snapshot) if old is not None else None
-    report = Report(diagnosis, changes=since, user=snapshot.user, recognised=snapshot.recognised)
+    report = Report(
+        diagnosis, changes=since, user=snapshot.user, only_in=snapshot.only_in, recognised=snapshot.recognised
+    )
     if overview and (target is None or target.kind not in ("Pod", HAMI)):
         report = replace(report, cluster=allocation(snapshot), components=component_table(snapshot))
     if target is not None and target.kind == HAMI:
@@ -156,7 +167,8 @@ def report_of(
     chains = (*chains_of(snapshot, pods, diagnosis.problems), *hami_chains(snapshot, pods, diagnosis.problems))
     own = frozenset(text for pod in pods for text in snapshot.line(pod.meta)) | {target.subject}
     diagnosis = of_pods(_without_other_ends(diagnosis, target), own, {pod.subject for pod in pods})
-    return replace(report, diagnosis=diagnosis, chains=chains, own=own, unexplained=_unexplained(diagnosis, pods))
+    report = replace(report, timeline=timeline(snapshot, target), unexplained=_unexplained(diagnosis, pods))
+    return replace(report, diagnosis=diagnosis, chains=chains, own=own)
 
 
 def _without_other_ends(diagnosis: Diagnosis, target: Target) -> Diagnosis:

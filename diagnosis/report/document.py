@@ -42,6 +42,9 @@ def document(report: Report) -> dict[str, Any]:
         fields["ranks"] = to_builtins(report.ranks)
     if report.changes is not None:
         fields["changes"] = [to_builtins(change) for change in report.changes]
+    if report.timeline:
+        rows = report.timeline
+        fields["timeline"] = [{"at": timestamp(one.at), "what": one.what, "source": one.source} for one in rows]
     return fields
 
 

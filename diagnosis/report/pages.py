@@ -144,6 +144,7 @@ def _environment(package: str) -> Environment:
         "plain": escaped,
         "code": code,
         "sentence": sentence,
+        "moment": timestamp,
         "named": named,
         "holders": lambda shares: (f"{code(share.pod)} {share.amount}" for share in shares),
     }

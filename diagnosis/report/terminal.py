@@ -14,6 +14,7 @@ from rich.text import Text
 from diagnosis.answers.chain import Chain, LinkState
 from diagnosis.answers.hami_parts import InstallationTable
 from diagnosis.answers.node_inventory import InventoryRow
+from diagnosis.answers.timeline import TimelineRow
 from diagnosis.facts.components import Health
 from diagnosis.model import CauseSeverity, Certainty
 from diagnosis.report.content import Report
@@ -73,6 +74,18 @@ def page(report: Report, width: int) -> Iterator[Text]:
         yield Text("Changed since" if report.changes else "No change that affects GPU pods.", "bold")
         for change in report.changes:
             yield from _lines(str(change), width, 2)
+    yield from _timeline(report.timeline, width)
+
+
+def _timeline(rows: Sequence[TimelineRow], width: int) -> Iterator[Text]:
+    if rows:
+        yield Text("Timeline", "bold")
+    day = None
+    for row in rows:
+        time = f"  {'' if row.at.date() == day else f'{row.at:%Y-%m-%d}':10} {row.at:%H:%M:%S}Z  "
+        line = Text.assemble((time, "dim"), row.what, (f"  ({row.source})", "dim"))
+        yield from wrapped(line, width, len(time))
+        day = row.at.date()
 
 
 def _node(rows: Sequence[InventoryRow], width: int) -> Iterator[Text]:

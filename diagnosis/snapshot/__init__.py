@@ -295,8 +295,13 @@ class Snapshot(Struct, frozen=True, eq=False, dict=True):
         return tuple(line)
 
     def sees(self, *kinds: str) -> bool:
-        """Whether all of these kinds were listed."""
+        """Whether all of these kinds were listed, at least in one namespace."""
         return not any(kind in self.missing for kind in kinds)
+
+    @property
+    def sees_all_pods(self) -> bool:
+        """Whether the pods of all namespaces were listed; otherwise free resources are unknown."""
+        return self.sees("Pod") and not self.only_in
 
 
 _Object = TypeVar("_Object", bound=ApiObject)

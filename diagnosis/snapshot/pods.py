@@ -128,6 +128,7 @@ class ContainerEnd(Struct, frozen=True):
     exit_code: Annotated[int | None, At("exitCode")] = None
     message: Text = ""
     at: Annotated[Moment, At("finishedAt")] = None
+    started: Annotated[Moment, At("startedAt")] = None
 
 
 class AllocatedDevice(Struct, frozen=True):

@@ -43,13 +43,16 @@ class Bundle:
             file.write(b",\n")
         file.write(json.dumps({"kind": kind, **redacted(raw)}, separators=(",", ":")).encode())
 
-    def write(self, path: Path, at: datetime, missing: Mapping[str, str], listed: Iterable[str] = ()) -> None:
+    def write(
+        self, path: Path, at: datetime, missing: Mapping[str, str], listed: Iterable[str] = (), only_in: str = ""
+    ) -> None:
         """Write the bundle. Only its owner may read it, because it reveals much about a cluster.
 
-        `listed`: kinds that were listed completely, even if no object of them exists. Raises OSError.
+        `listed`: kinds that were listed completely, even if no object of them exists. `only_in`: as in a snapshot.
+        Raises OSError.
         """
         fields = {"schema": SCHEMA, "at": timestamp(at), "missing": dict(missing), "listed": sorted(listed)}
-        header = json.dumps(fields)
+        header = json.dumps(fields | {"only_in": only_in})
         with (
             self._open,
             open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file,

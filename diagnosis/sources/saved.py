@@ -89,6 +89,7 @@ class _State:
         self.newest = EARLIEST
         self.has_clock = False
         self.missing: dict[str, str] = {}
+        self.only_in = ""
         self.damage: list[str] = []
         self._values = _MOST_VALUES
         self._objects = _MOST_OBJECTS
@@ -170,7 +171,8 @@ class _State:
         listed = document.get("listed")
         for kind in listed[: len(KINDS)] if isinstance(listed, list) else ():
             self.builder.listed(str(kind))
-        missing = document.get("missing")
+        missing, only_in = document.get("missing"), document.get("only_in")
+        self.only_in = printable(only_in, 64) if isinstance(only_in, str) else ""
         for kind in KINDS:
             # The collector listed all of these kinds: a kind without a file has no object.
             self.builder.listed(kind)
@@ -198,7 +200,7 @@ def read_saved(paths: Iterable[Path], is_known: IsKnown = _knows_none) -> Snapsh
     # The clock of the saving machine may have been wrong: a time in the future is replaced by the present time.
     newest = state.newest if state.has_clock or state.newest == EARLIEST else state.newest + _WAITED
     snapshot = state.builder.build(min(newest, datetime.now(UTC)), _NOT_SAVED, logs)
-    snapshot = replace(snapshot, unread=tuple(state.damage))
+    snapshot = replace(snapshot, unread=tuple(state.damage), only_in=state.only_in)
     return state.texts.into(snapshot) if state.texts is not None else snapshot
 
 

@@ -186,6 +186,20 @@ def test_viewers_role_grants_the_listings_of_a_diagnosis_only() -> None:
     assert not [found for found in bindings if found["roleRef"]["name"] == "gpu-healthcheck-viewer"]
 
 
+def test_the_role_for_teams_grants_nodes_and_leases_only() -> None:
+    name = "gpu-healthcheck-team-viewer"
+    (role,) = (found for found in documents("ClusterRole") if found["metadata"]["name"] == name)
+    bindings = [*documents("ClusterRoleBinding"), *documents("RoleBinding")]
+
+    assert [(rule["apiGroups"], rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
+        ([""], ["nodes"], ["get", "list"]),
+        (["coordination.k8s.io"], ["leases"], ["get", "list"]),
+    ]
+    assert "aggregationRule" not in role
+    assert not [label for label in role["metadata"]["labels"] if "aggregate" in label]
+    assert not [found for found in bindings if found["roleRef"]["name"] == name]
+
+
 def may(plane: ControlPlane, account: str, asked: dict[str, str]) -> bool:
     review = {"spec": {"user": account, "resourceAttributes": asked}}
     answer = plane.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)

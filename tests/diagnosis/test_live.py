@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from healthcheck.cluster.connection import Connection, connect
 from healthcheck.cluster.kubeconfig import Access
 from healthcheck.cluster.pods import Listings
 from healthcheck.node.state import RESULTS
+from healthcheck.text.moments import timestamp
 from sim.control_plane import MANIFESTS, ControlPlane
 from sim.control_plane.files import write_kubeconfig
 from tests.cli.cluster import run
@@ -233,27 +235,86 @@ def test_diagnose_reads_the_agents_event_without_nodes(plane: ControlPlane, memb
     assert f"Event GpuUnhealthy: {text}" in _in_one_line(done.stdout)
 
 
-def test_diagnose_prints_the_command_that_grants_its_permissions(plane: ControlPlane, member: Path) -> None:
-    before = _in_one_line(run(member, "diagnose", "pod", TWIN).stdout)
-    found = re.search(
-        r"An administrator of the cluster permits it: `(kubectl create clusterrolebinding [^`]*)`", before
-    )
+@contextmanager
+def _granted(plane: ControlPlane, user: Path, words: str, *target: str) -> Iterator[None]:
+    """Run the command with which `diagnose` says that an administrator permits these words."""
+    before = _in_one_line(run(user, "diagnose", *target).stdout)
+    found = re.search(rf"An administrator of the cluster {words}: `(kubectl create clusterrolebinding [^`]*)`", before)
     assert found is not None, before
     binding = shlex.split(found[1])
     plane.kubectl("apply", "-f", str(MANIFESTS / "14-rbac-viewer.yaml"))
-    plane.kubectl("annotate", "node", "withheld", f"{RESULTS}={_RECORD}", "--overwrite")
+    record = json.loads(_RECORD) | {"findings": [{**_FINDING, "first_seen": timestamp(datetime.now(UTC))}]}
+    plane.kubectl("annotate", "node", "withheld", f"{RESULTS}={json.dumps(record)}", "--overwrite")
     plane.kubectl(*binding[1:])
     try:
-        _wait_for_permission(plane, "/api/v1/nodes", member)
-        done = run(member, "diagnose", "pod", TWIN, "--json")
-        status = run(member, "status")
+        _wait_for_permission(plane, "/api/v1/nodes", user)
+        yield
     finally:
         plane.kubectl("delete", "clusterrolebinding", binding[3])
-        plane.kubectl("delete", "clusterrole", "gpu-healthcheck-viewer")
+        plane.kubectl("delete", "-f", str(MANIFESTS / "14-rbac-viewer.yaml"))
         plane.kubectl("annotate", "node", "withheld", f"{RESULTS}-")
+
+
+@pytest.mark.usefixtures("member")
+def test_diagnose_prints_the_command_that_grants_its_permissions(plane: ControlPlane, reader: Path) -> None:
+    """A user who may list the pods of all namespaces."""
+    account = f"--serviceaccount=default:{_READER}"
+    plane.kubectl("create", "clusterrole", _READER, "--verb=get,list", "--resource=pods")
+    plane.kubectl("create", "clusterrolebinding", _READER, f"--clusterrole={_READER}", account)
+    _wait_for_permission(plane, "/api/v1/pods", reader)
+    try:
+        with _granted(plane, reader, "permits it", "pod", f"{TEAM}/{TWIN}"):
+            done = run(reader, "diagnose", "pod", f"{TEAM}/{TWIN}", "--json")
+            status = run(reader, "status")
+    finally:
+        plane.kubectl("delete", "clusterrole", _READER)
+        plane.kubectl("delete", "clusterrolebinding", _READER)
     assert (_document(done)["unobserved"], done.returncode) == ([], 1)
     assert _document(done)["causes"][0]["subject"] == "node/withheld"
     assert (status.returncode, status.stderr) == (0, "")
+
+
+def test_diagnose_works_for_a_team_that_may_list_nodes(plane: ControlPlane, member: Path) -> None:
+    """`view` in a namespace and the role for teams: the node's finding, and nothing of other namespaces."""
+    fine = {"containers": [{"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}
+    template = {"template": {"spec": {**fine, "restartPolicy": "Never"}}}
+    body = {"metadata": {"name": "fine", "namespace": TEAM}, "spec": template}
+    uid = plane.request("POST", f"/apis/batch/v1/namespaces/{TEAM}/jobs", body).body["metadata"]["uid"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "fine", "uid": uid, "controller": True}
+    pod = {"metadata": {"name": "fine-0", "ownerReferences": [owner]}, "spec": {**fine, "nodeName": "healthy"}}
+    assert plane.request("POST", f"/api/v1/namespaces/{TEAM}/pods", pod).status == 201
+    plane.kubectl("-n", TEAM, "patch", "pod", "fine-0", "--subresource=status", "--type=merge", "-p", _status(_HEALTHY))
+    try:
+        with _granted(plane, member, "permits Nodes", "job", f"{TEAM}/train"):
+            done, text = (run(member, "diagnose", "job", f"{TEAM}/train", *form) for form in (("--json",), ()))
+            twin = run(member, "diagnose", "job", f"{TEAM}/fine", "--json")
+            other = [run(member, "diagnose", *words) for words in (("job", "default/x"), ("-n", "default"))]
+            node = run(member, "diagnose", "node", "healthy", "--json")
+            allocation = _document(run(member, "diagnose", "--json"))["cluster"]["nodes"]
+            token = yaml.safe_load(member.read_text())["users"][0]["user"]["token"]
+            paths = ("/api/v1/pods", "/api/v1/namespaces/default/pods", "/api/v1/events", "/apis/apps/v1/daemonsets")
+            answers = [plane.request("GET", path, token=token).status for path in paths]
+    finally:
+        plane.kubectl("-n", TEAM, "delete", "job/fine", "pod/fine-0", "--force", "--grace-period=0")
+
+    (cause,) = [one for one in _document(done)["causes"] if one["cause"] == "PodOnFaultyGpu"]
+    assert (done.returncode, cause["subject"]) == (1, "node/withheld")
+    assert any("Xid79 REBOOT on gpu/0000:18:00.0" in line for line in cause["evidence"])
+    assert [row["what"] for row in _document(done)["timeline"]][-1] == "node withheld: Xid79 REBOOT: gpu/0000:18:00.0"
+    unseen = {entry["kind"] for entry in _document(done)["unobserved"]}
+    assert ("Node" in unseen, "DaemonSet" in unseen) == (False, True)
+    assert f"An administrator of the cluster can check it: `gpu-healthcheck diagnose -n {TEAM}`" in _in_one_line(
+        text.stdout
+    )
+    assert (twin.returncode, _document(twin)["causes"]) == (0, []), twin.stderr
+    assert [one.returncode for one in other] == [2, 2]
+    assert "job/default/x can't be read: the right to list jobs is missing" in other[0].stderr
+    assert "You may not list Event, Pod" in _in_one_line(other[1].stdout)
+    assert "Nothing found in the visible part of the cluster." in other[1].stdout
+    in_use = [row["value"] for row in _document(node)["node"] if row["what"] == "nvidia.com/gpu"]
+    assert in_use == ["capacity 8, allocatable 8, in use unknown"]
+    assert {each["free"] for one in allocation for each in one["resources"]} == {None}
+    assert answers == [403, 403, 403, 403]
 
 
 def _in_one_line(text: str) -> str:

@@ -608,5 +608,6 @@ def test_the_guide_shows_the_output() -> None:
 
     lines = [text.plain for text in terminal.page(report, 80)]
 
-    shown = "\n".join(lines[next(at for at, line in enumerate(lines) if line.startswith("1. ")) :])
-    assert f"diagnose job team/train\n…\n{shown}\n```" in (ROOT / "docs/diagnose.md").read_text()
+    begin = next(at for at, line in enumerate(lines) if line.startswith("1. "))
+    shown = "\n".join(lines[begin : lines.index("Timeline")])
+    assert f"diagnose job team/train\n…\n{shown}\n…\n```" in (ROOT / "docs/diagnose.md").read_text()

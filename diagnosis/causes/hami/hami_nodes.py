@@ -129,7 +129,7 @@ def find_registration(snapshot: Snapshot) -> Iterator[FoundCause]:
     for node in filter(lambda node: _is_steady(snapshot, node), snapshot.nodes):
         pods, offers_slots = pods_by_node.get(node.name, ()), _offers_slots(snapshot, node)
         is_starting = any(snapshot.is_new(pod.meta, YOUNG) for pod in pods)
-        if CARDS in node.cut:
+        if CARDS in node.cut or not snapshot.sees_all_pods:
             continue
         is_volcanos = (
             "volcano.sh/vgpu-number" in node.allocatable
@@ -321,7 +321,7 @@ def _why_stale(snapshot: Snapshot, lock: NodeLock, expires: timedelta) -> str:
     age = snapshot.now - lock.at
     if age > expires:
         return f"it was set {_minutes(age)} ago, and expires after {_minutes(expires)}"
-    if not lock.pod or age < _RELEASED or not snapshot.sees("Pod"):
+    if not lock.pod or age < _RELEASED or not snapshot.sees_all_pods:
         return ""
     owner = next((pod for pod in snapshot.pods if pod.subject == lock.pod), None)
     if owner is None:

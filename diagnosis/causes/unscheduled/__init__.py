@@ -122,12 +122,14 @@ def _explain(
             yield from _quoted(snapshot, waiting)
         elif not waiting.reasons(*_BEFORE_NODES) and not schedulers.is_error(waiting):
             alike.append(waiting)
-    if not alike or (compares and _is_room_coming(snapshot, alike, nodes)):
+    if not alike or (compares and snapshot.sees_all_pods and _is_room_coming(snapshot, alike, nodes)):
         return
     late = [found for waiting in alike for found in autoscaling.find_no_node(snapshot, waiting)]
     yield from late
     above = [(found.cause.name, found.subject) for found in late]
     outlook = _judge_nodes(snapshot, alike[0], nodes) if compares and snapshot.sees("Node") else _Outlook()
+    if not snapshot.sees_all_pods:
+        outlook = _Outlook([found for found in outlook.causes if found.cause in WITHOUT_HOLDERS])
     for found in _for_each(snapshot, alike, outlook, nodes):
         added = above if found.cause in _ENDED_BY_A_NODE else ()
         yield replace(found, because_of=(*found.because_of, *added)) if added else found
