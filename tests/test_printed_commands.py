@@ -50,6 +50,7 @@ RUN_BY = {
     r"kubectl (drain \* \* --delete-emptydir-data|patch \* \* --type=merge).*": "tests/cli/test_evicted_jobs.py",
     r"kubectl (create -f \*|delete pods \*|patch --local .*)": "tests/diagnosis/test_safe_steps.py",
     r"(kubectl patch \* \* --type=json -p \*|\* && \* -f \* \| kubectl create -f -)": "tests/diagnosis/test_crio.py",
+    r"kubectl exec \* -c \* -- bash -c \*": "tests/diagnosis/test_ranks.py",
     r"kubectl create clusterrolebinding \* .*": "tests/diagnosis/test_live.py",
     r"kubectl delete mutatingadmissionpolicybindings,\S+ -l \*": "tests/cluster/test_uninstall.py",
 }
