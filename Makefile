@@ -103,7 +103,7 @@ docs: setup ## Regenerate docs/checks.md, causes.md and metrics.md, tables in RE
 
 lock: setup ## Resolve the dependencies again and lock them with hashes
 	$(COMPILE) --upgrade -o requirements/product.txt pyproject.toml
-	$(COMPILE) --upgrade --extra dev -c requirements/product.txt -o requirements/dev.txt pyproject.toml
+	$(COMPILE) --upgrade --extra dev --extra mcp -c requirements/product.txt -o requirements/dev.txt pyproject.toml
 	$(COMPILE) --upgrade -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 	$(COMPILE) --upgrade -o requirements/cc.txt requirements/cc.in
 	$(COMPILE) --upgrade -o requirements/go.txt requirements/go.in

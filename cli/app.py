@@ -28,6 +28,7 @@ COMMANDS = {
     "verify": "Check the installation: policies are in force, and each GPU node has labels and a live agent.",
     "uninstall": "Remove our labels, taints, annotations and conditions from all nodes and GPUs.",
     "explain": "Explain a code, reason or message: its meaning, NVIDIA's advice, and the settings of this cluster.",
+    "mcp": "Serve status, diagnose, explain and replay, read-only, to an MCP client on stdin and stdout.",
     "completion": "Print the completion script of a shell.",
     "version": "Print the version.",
 }

@@ -33,7 +33,7 @@ from healthcheck.model import Check, Reason, Severity
 from healthcheck.settings.declaration import NodeSettings, settings_of
 from quarantine.recommendation import TABLE
 from tools import explain_index, man_page
-from tools.chart import values
+from tools.chart import CHART, values
 from tools.explain_index import CAUSES
 from tools.manifests import DASHBOARD
 from tools.rules import plain_rules
@@ -309,7 +309,7 @@ def rendered() -> dict[Path, str]:
         **_with_table("findings.md", "checks", findings_table()),
         **_with_table("could-not-check.md", "causes", causes_table()),
         **_with_table("quarantine.md", "recommendation", recommendation_table()),
-        **_with_table("install.md", "values", values.table()),
+        **_with_table(CHART / "README.md", "values", values.table()),
     }
 
 
@@ -329,8 +329,8 @@ def _reason(reason: Reason) -> dict[str, Any]:
     return {**to_builtins(reason), "severity": reason.severity.name}
 
 
-def _with_table(page: str, name: str, table: str) -> dict[Path, str]:
-    """Return a page with the table between its marks."""
+def _with_table(page: str | Path, name: str, table: str) -> dict[Path, str]:
+    """Return a page of docs/, or at an absolute path, with the table between its marks."""
     begin, end = f"<!-- {name}: begin (make docs) -->", f"<!-- {name}: end -->"
     before, _, rest = (DOCS / page).read_text().partition(begin)
     _, _, after = rest.partition(end)

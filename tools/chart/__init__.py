@@ -17,17 +17,39 @@ type: application
 version: {version}
 appVersion: "{version}"
 kubeVersion: ">=1.31.0-0"
-home: https://github.com/aws-samples/gpu-healthcheck
+home: {home}
+icon: {raw}/docs/images/icon.svg
 sources:
-  - https://github.com/aws-samples/gpu-healthcheck
-keywords: [gpu, nvidia, dcgm, efa, health]
+  - {home}
+maintainers:
+  - name: gpu-healthcheck maintainers
+    url: {home}
+keywords: [gpu, nvidia, dcgm, efa, xid, health, node, monitoring]
+annotations:
+  artifacthub.io/category: monitoring-logging
+  artifacthub.io/license: MIT-0
+  artifacthub.io/links: |
+    - name: Documentation
+      url: {home}/tree/v{version}/docs
+    - name: Changes
+      url: {home}/blob/v{version}/CHANGELOG.md
+    - name: Security policy
+      url: {home}/blob/v{version}/.github/SECURITY.md
+    - name: support
+      url: {home}/issues
+  artifacthub.io/screenshots: |
+    - title: Fleet page
+      url: {raw}/docs/images/fleet-page.png
 """
+_HOME = "https://github.com/aws-samples/gpu-healthcheck"
+_RAW = "https://raw.githubusercontent.com/aws-samples/gpu-healthcheck/v{version}"
 
 
 def rendered() -> dict[Path, str]:
     """Return every generated file of the chart with its content."""
+    version = healthcheck.__version__
     return {
-        CHART / "Chart.yaml": _CHART_FILE.format(version=healthcheck.__version__),
+        CHART / "Chart.yaml": _CHART_FILE.format(version=version, home=_HOME, raw=_RAW.format(version=version)),
         CHART / "values.yaml": values.values(),
         CHART / "values.schema.json": values.schema(),
         **{CHART / "templates" / name: text for name, text in templates.templates().items()},

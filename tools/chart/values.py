@@ -1,4 +1,4 @@
-"""values.yaml, values.schema.json and the table in docs/install.md: three views of one list of keys."""
+"""values.yaml, values.schema.json and the table in the chart's README: three views of one list of keys."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _object() -> dict[str, Any]:
 
 
 def table() -> str:
-    """Return the table for docs/install.md, one line per key."""
+    """Return the table for the chart's README, one line per key."""
     found = sources()
     lines = ["| key | default | meaning |", "|---|---|---|"]
     lines += [f"| `{key.name}` | {_shown(default(key, found))} | {key.means} |" for key in KEYS]
