@@ -20,6 +20,7 @@ from bench import (
     detection,
     diagnose,
     evict,
+    false_alarms,
     fleet,
     gate,
     group_budget,
@@ -49,6 +50,7 @@ MEASURES: Mapping[str, Callable[[Stage], Outcome]] = {
     "sweep-plan": sweep_plan.measure,
     "diagnose": diagnose.measure,
     "slow": slow.measure,
+    "false-alarms": false_alarms.measure,
     "reset": reset.measure,
 }
 """All measures by name, in the order in which they run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from healthcheck.probes.nvml.gpus import (
 from tests.checks.evidence import ADDRESSES, P5, healthy
 
 WINDOW, READS = 300.0, 9
+SPAN_SECONDS = WINDOW * (READS - 1)
 NS = 10**9
 CLOCKS_BY_SETTING, BRAKED = 0x2, 0x80
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
@@ -96,15 +97,20 @@ def reads_of(story: Story) -> list[tuple[Gpu, ...]]:
     return reads
 
 
-def found_by(check: Check, story: Story, pods: list[str]) -> dict[int, Finding]:
-    """Return the findings of the check at the last read, by index of the GPU."""
+def evidence_of(story: Story, pods: Sequence[str]) -> Evidence:
+    """Return the evidence of the last read, with the driver's history and the pods at each read."""
     reads = reads_of(story)
     times = [WINDOW * (number + 1) for number in range(READS)]
     held = {f"gpu/{address}": pod for address, pod in zip(ADDRESSES, pods, strict=True) if pod}
     asked = (GpuPods(at, held) for at, gpus in zip(times, reads, strict=True) if sum(map(is_busy, gpus)) >= 4)
     history = tuple(Snapshot(at, gpus) for at, gpus in zip(times[:-1], reads[:-1], strict=True))
     reading = DriverReading(Gpus("580.95.05", "lib", reads[-1]), read_at=times[-1], history=history)
-    judgements = check.judge(Evidence({NVML: reading, GPU_PODS: tuple(asked)}, times[-1]), P5)
+    return Evidence({NVML: reading, GPU_PODS: tuple(asked)}, times[-1])
+
+
+def found_by(check: Check, story: Story, pods: Sequence[str]) -> dict[int, Finding]:
+    """Return the findings of the check at the last read, by index of the GPU."""
+    judgements = check.judge(evidence_of(story, pods), P5)
     return {int(one.about["index"]): one for one in judgements if isinstance(one, Finding)}
 
 
@@ -157,14 +163,16 @@ class Row(NamedTuple):
     story: Story
     slower: set[int]
     pods: tuple[str, ...] = ("ml/train",) * 8
+    is_healthy: bool = False
+    """Whether no GPU has a fault."""
 
 
 FOUR = ("ml/a",) * 4 + ("ml/b",) * 4
 HALF = State(used=50, mhz=1980, watts=330)
 POLLING = State(watts=260)
 ROWS = (
-    Row("equal", only((), WELL), set()),
-    Row("noise of the clocks", noisy, set()),
+    Row("equal", only((), WELL), set(), is_healthy=True),
+    Row("noise of the clocks", noisy, set(), is_healthy=True),
     Row("one slow by heat", only((5,), SLOW), {5}),
     Row("two slow by heat", only((2, 5), SLOW), {2, 5}),
     Row("half of the node is braked", only((4, 5, 6, 7), State(mhz=990, watts=300, brake=0.9)), {4, 5, 6, 7}),
@@ -172,26 +180,47 @@ ROWS = (
     Row("slow at one read", slow_at(7), set()),
     Row("slow at two reads, which are the ends of four windows", slow_at(4, 7), {5}),
     Row("slow an hour ago", slow_at(0, 1, 2), set()),
-    Row("reaches its limit earlier, now and then", only((5,), State(mhz=1700, watts=690, capped=0.6)), set()),
+    Row(
+        "reaches its limit earlier, now and then",
+        only((5,), State(mhz=1700, watts=690, capped=0.6)),
+        set(),
+        is_healthy=True,
+    ),
     Row("always at a lower limit", only((5,), State(mhz=1410, watts=500, capped=1.0)), {5}),
-    Row("always at the same limit, with harder work", only((5,), State(mhz=1600, watts=695, capped=1.0)), set()),
-    Row("a pipeline's stage that is idle for half of the time", only((5,), HALF), set()),
-    Row("a pipeline's stage that polls", only((5,), POLLING), set()),
+    Row(
+        "always at the same limit, with harder work",
+        only((5,), State(mhz=1600, watts=695, capped=1.0)),
+        set(),
+        is_healthy=True,
+    ),
+    Row("a pipeline's stage that is idle for half of the time", only((5,), HALF), set(), is_healthy=True),
+    Row("a pipeline's stage that polls", only((5,), POLLING), set(), is_healthy=True),
     Row("slow beside a stage that is idle", lambda i, _: {0: HALF, 5: SLOW}.get(i, WELL), {5}),
     Row("all but the slow one wait for it", only((5,), SLOW, POLLING), {5}),
     Row("a pod with four of eight GPUs", pod_with_another, {5}, FOUR),
-    Row("a healthy pod with four of eight GPUs", lambda i, n: WELL if i == 5 else pod_with_another(i, n), set(), FOUR),
+    Row(
+        "a healthy pod with four of eight GPUs",
+        lambda i, n: WELL if i == 5 else pod_with_another(i, n),
+        set(),
+        FOUR,
+        is_healthy=True,
+    ),
     Row("three GPUs without a pod, the others equal", only((5,), SLOW), set(), ("ml/train",) * 5 + ("",) * 3),
     Row("jobs that end in mid-window", ends_at_each_second_read, set()),
     Row("clocks locked on one", only((5,), State(mhz=1200, watts=380, bits=CLOCKS_BY_SETTING)), {5}),
-    Row("clocks locked on all", only(tuple(range(8)), State(mhz=1200, watts=380, bits=CLOCKS_BY_SETTING)), set()),
+    Row(
+        "clocks locked on all",
+        only(tuple(range(8)), State(mhz=1200, watts=380, bits=CLOCKS_BY_SETTING)),
+        set(),
+        is_healthy=True,
+    ),
     Row("a memory clock that stays low", only((5,), State(memory_mhz=1593, watts=500)), {5}),
     Row("a slow GPU that was swapped", swapped, set()),
     Row("a slow GPU after a reload of the driver", reloaded, {5}),
     Row("a driver that is reloaded between all reads", reloaded_each_time, set()),
     Row("one with MIG beside a slow one", lambda i, _: {0: State(mig=True, mhz=900), 5: SLOW}.get(i, WELL), {5}),
     Row("a slow one with MIG", only((5,), replace(SLOW, mig=True)), set()),
-    Row("two products", two_products, set()),
+    Row("two products", two_products, set(), is_healthy=True),
     Row("two products, one GPU slow", slow_with_another_product, {6}),
     Row("an H200 alone among H100", only((5,), replace(SLOW, name=H200)), set()),
 )
@@ -199,7 +228,7 @@ ROWS = (
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
 def test_a_series_is_judged_by_the_gpus_that_hold_the_job_back(row: Row) -> None:
-    assert set(found_by(gpu_siblings.CHECK, row.story, list(row.pods))) == row.slower
+    assert set(found_by(gpu_siblings.CHECK, row.story, row.pods)) == row.slower
 
 
 def test_a_brake_of_all_gpus_shows_in_its_own_time() -> None:

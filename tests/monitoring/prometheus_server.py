@@ -27,8 +27,10 @@ CONFIGURATION = {
 
 
 def at_once(rules: str) -> dict[str, Any]:
-    """The rules without their waiting times: those are rules_test.yaml's, by promtool's clock."""
+    """The rules without their waiting times and intervals: those are rules_test.yaml's, by promtool's clock."""
     read: dict[str, Any] = yaml.safe_load(rules)
+    for group in read["groups"]:
+        group.pop("interval", None)
     for rule in (rule for group in read["groups"] for rule in group["rules"]):
         for waits in ("for", "keep_firing_for"):
             rule.pop(waits, None)

@@ -28,8 +28,8 @@ FOLDER = Path(__file__).parents[2] / "charts" / "gpu-healthcheck" / "dashboard"
 TEXT = (FOLDER / "gpu-healthcheck.json").read_text()
 DASHBOARD: dict[str, Any] = json.loads(TEXT)
 VARIABLES = {one["name"]: one for one in DASHBOARD["templating"]["list"]}
-(ROW,) = (one for one in DASHBOARD["panels"] if one["type"] == "row")
-FLEET = [one for one in DASHBOARD["panels"] if one["type"] != "row"]
+AVAILABILITY, ROW = (one for one in DASHBOARD["panels"] if one["type"] == "row")
+FLEET = [*(one for one in DASHBOARD["panels"] if one["type"] != "row"), *AVAILABILITY["panels"]]
 PANELS = [*FLEET, *ROW["panels"]]
 QUERIES = [
     pytest.param(one["expr"], id=f"{panel['title']}-{one['refId']}") for panel in PANELS for one in panel["targets"]
@@ -54,6 +54,7 @@ def test_the_whole_fleet_is_shown_and_a_node_only_when_it_is_chosen() -> None:
     assert (VARIABLES["cluster"]["includeAll"], VARIABLES["cluster"]["allValue"]) == (True, ".*")
     assert VARIABLES["node"]["includeAll"] is False
     assert (ROW["repeat"], ROW["collapsed"]) == ("node", True)
+    assert ("repeat" in AVAILABILITY, AVAILABILITY["collapsed"]) == (False, True)
     assert [panel for panel in FLEET if "$node" in json.dumps(panel)] == []
 
 
@@ -65,7 +66,7 @@ def test_a_panel_says_what_it_shows_in_which_unit_and_of_which_source(panel: dic
 
 
 def test_each_panel_has_a_number_and_a_place_of_its_own() -> None:
-    assert len({panel["id"] for panel in (*PANELS, ROW)}) == len(PANELS) + 1
+    assert len({panel["id"] for panel in (*PANELS, AVAILABILITY, ROW)}) == len(PANELS) + 2
     for panels in (FLEET, ROW["panels"]):
         cells = [set(cells_of(**panel["gridPos"])) for panel in panels]
         assert [both for both in combinations(cells, 2) if both[0] & both[1]] == []

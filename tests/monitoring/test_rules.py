@@ -1,6 +1,6 @@
 """The alerting and recording rules against our metrics, docs/alerts.md, its own tests, and the overlay's objects.
 
-`make check` has promtool check the rules and run rules_test.yaml.
+`make check` has promtool check the rules and run rules_test.yaml and availability_test.yaml.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ GROUPS = yaml.safe_load(TEXT)["groups"]
 RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 TESTED = Path(__file__).with_name("rules_test.yaml").read_text()
+OVER_A_QUARTER = Path(__file__).with_name("availability_test.yaml").read_text()
 DCGM = {
     *("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_MEM_COPY_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"),
     *("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE"),
@@ -68,7 +69,7 @@ def test_an_alert_says_what_it_is_and_where_the_runbook_has_it(alert: dict[str, 
 def test_a_rule_is_tested(rule: dict[str, Any]) -> None:
     """A record is tested by the rules that use it, or by itself."""
     used = any(re.search(rf"(?<![\w:]){by_name(rule)}(?![\w:])", other["expr"]) for other in RULES if other != rule)
-    assert used or re.search(rf"(?<![\w:]){by_name(rule)}(?!\w)", TESTED)
+    assert used or re.search(rf"(?<![\w:]){by_name(rule)}(?!\w)", TESTED + OVER_A_QUARTER)
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=by_name)
@@ -132,6 +133,15 @@ def test_a_wrong_unit_or_label_of_the_exporter_fails_a_story(tmp_path: Path, rig
     rules, changed = re.subn(right, wrong, USE)
     assert changed
     assert not stories_hold(tmp_path, rules)
+
+
+@pytest.mark.parametrize("page", ["availability.md", "requirements.md"])
+def test_documented_query_is_tested(page: str) -> None:
+    queries = re.findall(r"```promql\n(.+?)\n```|`(sum by [^`]+)`", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    (story,) = yaml.safe_load(OVER_A_QUARTER)["tests"]
+    tested = {" ".join(row["expr"].split()) for row in story["promql_expr_test"]}
+    assert queries
+    assert {" ".join("".join(query).split()) for query in queries} <= tested
 
 
 def test_the_query_for_idle_cards_is_tested() -> None:
