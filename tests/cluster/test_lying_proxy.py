@@ -73,6 +73,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "jobs.note_shown": lambda c: c.jobs.note_shown(JOB, NOW),
     "nodes.patch_conditions": lambda c: c.nodes.patch_conditions("n", []),
     "nodes.patch": lambda c: c.nodes.patch("n", {}),
+    "pods.execute": lambda c: c.pods.execute("ns", "p", "c", ("true",), 5.0, 100),
+    "pods.read_namespace_annotations": lambda c: c.pods.read_namespace_annotations("ns"),
     "pods.has_evict": lambda c: c.pods.has_evict(),
     "pods.read_agent_daemon_set": lambda c: c.pods.read_agent_daemon_set(),
     "pods.list_agents": lambda c: c.pods.list_agents(),
