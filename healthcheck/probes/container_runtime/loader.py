@@ -79,13 +79,14 @@ class Loader:
         name = _NAMES.get(facts.kind)
         if name is None:
             raise ProbeError(f"{facts.kind} has none")
-        words = (name, *facts.flags, *_command(self.root, facts))
         with _proven(self.root, facts) as process:
+            words = (name, *facts.flags, *_command(Path(process, "root"), facts))
             child = isolated("healthcheck.probes.container_runtime.loader_child")
             return self._program.run(("unshare", "--net", "--", *child, process, *words), self.deadline_seconds)
 
 
 def _command(root: Path, facts: ContainerRuntime) -> tuple[str, ...]:
+    """Return the arguments. `root`: that of the runtime's process, whose mounts may differ from the host's."""
     if facts.kind == CRIO:
         return ("config",)
     # Without a file at its default path, containerd starts with its defaults, but 1.x does not dump them.
