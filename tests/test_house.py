@@ -227,6 +227,11 @@ def test_a_link_leads_to_a_file_and_heading(page: Path) -> None:
     assert [link for link in links if leads_nowhere(link, page)] == []
 
 
+def test_each_page_is_in_the_list_of_pages() -> None:
+    listed = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / "docs/README.md").read_text())}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - listed == {"README.md"}
+
+
 def test_a_word_is_explained_with_a_page_and_heading_that_exist() -> None:
     pages = {entry.more for entries in index.words().values() for entry in entries if entry.more.startswith("docs/")}
     assert [page for page in sorted(pages) if leads_nowhere(page, ROOT / "README.md")] == []

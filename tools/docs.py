@@ -32,7 +32,7 @@ from healthcheck.memory.reason_names import SLOW
 from healthcheck.model import Check, Reason, Severity
 from healthcheck.settings.declaration import NodeSettings, settings_of
 from quarantine.recommendation import TABLE
-from tools import explain_index, man_page
+from tools import cast, explain_index, man_page
 from tools.chart import CHART, values
 from tools.explain_index import CAUSES
 from tools.manifests import DASHBOARD
@@ -310,6 +310,7 @@ def rendered() -> dict[Path, str]:
         **_with_table("could-not-check.md", "causes", causes_table()),
         **_with_table("quarantine.md", "recommendation", recommendation_table()),
         **_with_table(CHART / "README.md", "values", values.table()),
+        DOCS / "images/terminal.svg": cast.svg(cast.read((DOCS / "images/terminal.cast").read_text())),
     }
 
 
