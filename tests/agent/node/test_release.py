@@ -143,6 +143,20 @@ class TestRelease:
         assert {(node.status, node.tainted) for node in failed.stand_in.past()[versions:]} == {("pass", False)}
 
     @BOTH
+    def test_that_is_read_before_the_first_check_cycle_has_ended_waits_for_it(
+        self, failed: World, gesture: Gesture, by: str
+    ) -> None:
+        assert failed.agent.terminate() == 0
+        gesture(failed)
+        versions = len(failed.stand_in.past())
+        failed.host.hang()  # the first check cycle does not end for a minute
+        resume(failed)
+        assert failed.wait_for_event("Released")["message"].startswith(f"{by} released Xid79 ")
+        eventually(lambda: failed.agent.metric("verdict_pending") == 0)
+
+        assert failed.stand_in.past()[versions:] == []
+
+    @BOTH
     def test_outlives_the_loss_of_the_memory_file(self, failed: World, gesture: Gesture, by: str) -> None:
         assert failed.agent.terminate() == 0
         failed.memory_file.unlink()
