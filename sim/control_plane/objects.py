@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "gpu-healthcheck"
 """Name of the namespace and of the agent's ServiceAccount."""
+DEFAULT_ACCOUNT = "/api/v1/namespaces/default/serviceaccounts/default"
 DEVICE_TAINT_RULES = "/apis/resource.k8s.io/v1/devicetaintrules"
 
 

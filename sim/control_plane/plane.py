@@ -108,7 +108,7 @@ class ControlPlane:
         if self._limited_priorities:
             api.append(f"--admission-control-config-file={self.folder / 'admission.json'}")
         self._start("kube-apiserver", [*api, *more])
-        self._wait_until_ready()
+        self._wait_until_served("/readyz")
 
     def serve_device_taints(self, *, served: bool) -> None:
         """Restart the API server on the same port, with or without DeviceTaintRules."""
@@ -122,8 +122,9 @@ class ControlPlane:
         self._start("kube-controller-manager", [*arguments.kube_controller_manager(self.folder), *gates])
 
     def start_controllers(self) -> None:
-        """Start the controller-manager, unless it runs; assets of setup-envtest have none."""
+        """Start the controller-manager and wait until pods can be created; assets of setup-envtest have none."""
         self._start("kube-controller-manager", arguments.kube_controller_manager(self.folder))
+        self._wait_until_served(objects.DEFAULT_ACCOUNT)
 
     @property
     def has_device_taints(self) -> bool:
@@ -288,7 +289,7 @@ class ControlPlane:
             for daemon in clients:  # they have read the old authority
                 daemon.kill()
         self._daemons["kube-apiserver"].start()
-        self._wait_until_ready()
+        self._wait_until_served("/readyz")
         for daemon in clients:  # in a cluster, programs that ended in the outage are restarted
             daemon.start()
 
@@ -310,11 +311,11 @@ class ControlPlane:
             self._daemons[name] = Daemon(name, [str(program), *flags], self.folder)
         self._daemons[name].start()
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_served(self, path: str) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and all(self._daemons[name].is_running for name in _CORE):
             try:
-                if self.request("GET", "/readyz").status == http.client.OK:
+                if self.request("GET", path).status == http.client.OK:
                     return
             except OSError:  # no certificate yet, or no listener
                 pass

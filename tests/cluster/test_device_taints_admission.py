@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from datetime import timedelta
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import pytest
 
 from healthcheck.cluster.client import Cluster
 from healthcheck.cluster.dra import DeviceTaints
-from healthcheck.node.device_rules import RuleTaint
+from healthcheck.cluster.errors import Conflict
+from healthcheck.node.device_rules import DeviceRule, RuleTaint
 from healthcheck.verdict.device_taints import MissingRule
 from sim.control_plane import DEVICE_TAINT_RULES, ControlPlane
 from tests.device_taints import Json, publish, rules_of
@@ -181,15 +182,25 @@ def test_the_products_own_requests_pass(plane: ControlPlane) -> None:
 
     eventually(noted)
     (made,) = taints.list_rules(OWN)
-    taints.ask_again(made)
+
+    def sent(change: Callable[[DeviceRule], None]) -> bool:
+        """Send the change, unless a controller has written the rule's status since it was read."""
+        (read,) = taints.list_rules(OWN)
+        try:
+            change(read)
+        except Conflict:
+            return False
+        assert not taints.delete_rule(read), "it was changed since it was read"
+        return True
+
+    eventually(lambda: sent(taints.ask_again))
     eventually(noted)
     (asked,) = taints.list_rules(OWN)
     assert (asked.is_ours, asked.uid, asked.version != made.version) == (True, made.uid, True)
     assert asked.time_added - made.time_added == timedelta(seconds=1)
-    made = asked
     for taint in (RuleTaint("REBOOT"), RuleTaint("REBOOT", evicts=True), RuleTaint("RESET")):
-        taints.change_taint(made, taint)
-        assert not taints.delete_rule(made), "it was changed since it was read"
+        change = partial(taints.change_taint, taint=taint)
+        eventually(partial(sent, change))
         (made,) = taints.list_rules(OWN)
         assert (made.is_ours, made.taint, made.node_uid, made.uid) == (True, taint, node.uid, asked.uid)
     assert [rule.name for rule in taints.list_all_rules()] == [NAME]
