@@ -50,6 +50,7 @@ RUN python3 -m pip --python bin/python3 uninstall --yes --quiet \
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY kubernetes/manifests/04-daemonset-agent.yaml kubernetes/manifests/
+COPY gpu_healthcheck gpu_healthcheck
 COPY healthcheck healthcheck
 COPY agent agent
 COPY sweeper sweeper
@@ -82,7 +83,7 @@ RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x '/(site-packa
       "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
 COPY --from=build /product/opt/gpu-healthcheck /opt/gpu-healthcheck
-RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import sys, gpu_healthcheck; sys.path[:0] = gpu_healthcheck.__path__; import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, cli.diagnose, agent.process.agent_program, sweeper.__main__, quarantine.__main__, evict.__main__"]
+RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import pynvml, grpc, google.protobuf; from gpu_healthcheck.healthcheck.cluster import client; from gpu_healthcheck.agent.process import agent_program; from gpu_healthcheck.cli import __main__, diagnose; from gpu_healthcheck.sweeper import __main__; from gpu_healthcheck.quarantine import __main__; from gpu_healthcheck.evict import __main__"]
 ENV PATH=/opt/gpu-healthcheck/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
@@ -158,7 +159,7 @@ COPY --from=efa /efa/ /
 RUN ldconfig && rm -rf /var/cache/ldconfig/* && PATH=$PATH:/opt/amazon/efa/bin fi_info --version
 COPY --from=build /opt/gpu-healthcheck /opt/gpu-healthcheck
 COPY --from=build /product/opt/gpu-healthcheck /opt/gpu-healthcheck
-RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import sys, gpu_healthcheck; sys.path[:0] = gpu_healthcheck.__path__; import healthcheck.cluster.client, pynvml, grpc, google.protobuf, cli.__main__, cli.diagnose, agent.process.agent_program, sweeper.__main__, quarantine.__main__, evict.__main__"]
+RUN ["/opt/gpu-healthcheck/bin/python3", "-I", "-c", "import pynvml, grpc, google.protobuf; from gpu_healthcheck.healthcheck.cluster import client; from gpu_healthcheck.agent.process import agent_program; from gpu_healthcheck.cli import __main__, diagnose; from gpu_healthcheck.sweeper import __main__; from gpu_healthcheck.quarantine import __main__; from gpu_healthcheck.evict import __main__"]
 ENV PATH=/opt/gpu-healthcheck/bin:/opt/amazon/efa/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1

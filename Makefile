@@ -1,7 +1,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := agent cli diagnosis evict healthcheck quarantine repair sweeper
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --strip-extras --allow-unsafe
 
 # Without the bytecode cache, every process of the tests would compile all modules again.
@@ -16,16 +15,12 @@ help: ## Show this list
 setup: $(VENV)/installed ## Create a virtual environment with the locked dependencies
 
 # Without a C compiler, one from PyPI builds the simulated driver.
-# An editable install provides the commands. Its finder would cost every Python process 15 ms and 1 MiB; links with the layout
-# of the wheel replace it. checkout.pth makes the packages of the checkout (`python -m agent`) importable from any directory.
 $(VENV)/installed: requirements/dev.txt requirements/cc.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	for cc in "$$CC" cc gcc clang; do command -v "$$cc" >/dev/null && exit; done; \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/cc.txt
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	cd "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && rm -rf __editable__* gpu_healthcheck \
-	  && mkdir gpu_healthcheck && ln -s $(addprefix "$(CURDIR)"/,$(PACKAGES)) gpu_healthcheck/ && echo "$(CURDIR)" >checkout.pth
 	touch $@
 
 check: setup ## Lint, types, layers, generated files, alerts
@@ -74,7 +69,7 @@ node-down: setup ## Remove it without leftovers
 	$(BIN)/python -m sim.real_node down
 
 demo: setup ## Show a GPU failure on a simulated node, and the writes to the API server with their times
-	@$(BIN)/python -m sim.demo
+	@$(BIN)/gpu-healthcheck demo
 
 bench: setup ## Measure detection latency, CPU, memory and API calls (root, about 20 minutes)
 	$(BIN)/python -m bench
@@ -110,7 +105,7 @@ lock: setup ## Resolve the dependencies again and lock them with hashes
 
 version: setup ## Replace the version in the sources: VERSION=1.2.3
 	@echo "$(VERSION)" | grep -qE '^[0-9]+(\.[0-9]+){2}(-(alpha|beta|rc)\.[0-9]+)?$$' || { echo "version: VERSION=1.2.3 is missing" >&2; exit 2; }
-	before=$$($(BIN)/python -c 'from healthcheck import __version__; print(__version__.replace(".", "[.]"))'); \
+	before=$$($(BIN)/python -c 'from gpu_healthcheck.healthcheck import __version__; print(__version__.replace(".", "[.]"))'); \
 	  git ls-files healthcheck/__init__.py Dockerfile ':(glob)*.md' ':(glob)docs/*.md' 'kubernetes/*.yaml' | xargs \
 	  sed -i -E "s/(gpu-healthcheck:|newTag: |VERSION=|__version__ = \"|git checkout v)$$before([^0-9.]|$$)/\1$(VERSION)\2/g"
 

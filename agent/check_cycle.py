@@ -15,32 +15,32 @@ from typing import Any, Self
 import structlog
 from msgspec import Struct
 
-from agent.node.api_server import ApiServer
-from agent.state.agent_state import AgentState
-from agent.state.ledger import Ledger
-from agent.telemetry import Telemetry
-from healthcheck.checks import driver_reasons
-from healthcheck.checks.driver import being_changed
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.per_gpu import FABRIC_COMING_UP
-from healthcheck.checks.temperature import slowdown_celsius
-from healthcheck.cluster.errors import ClusterError, Forbidden
-from healthcheck.memory.cycles import JudgedCycle
-from healthcheck.memory.rdma_ports import MOST_PORTS
-from healthcheck.model import Evidence, Host, Nature, Probe, ProbeError, Unobserved
-from healthcheck.probes import machine
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
-from healthcheck.probes.dcgm.engine import ENGINE
-from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA
-from healthcheck.probes.efa.libfabric import Libfabric
-from healthcheck.probes.gpu_pods import GpuPods, GpuPodsReader
-from healthcheck.probes.hami import HAMI
-from healthcheck.probes.mlx5 import MLX5
-from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverReading, Gpus
-from healthcheck.probes.nvml.pause import is_paused
+from gpu_healthcheck.agent.node.api_server import ApiServer
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.ledger import Ledger
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks import driver_reasons
+from gpu_healthcheck.healthcheck.checks.driver import being_changed
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.per_gpu import FABRIC_COMING_UP
+from gpu_healthcheck.healthcheck.checks.temperature import slowdown_celsius
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle
+from gpu_healthcheck.healthcheck.memory.rdma_ports import MOST_PORTS
+from gpu_healthcheck.healthcheck.model import Evidence, Host, Nature, Probe, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes import machine
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import ENGINE
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA
+from gpu_healthcheck.healthcheck.probes.efa.libfabric import Libfabric
+from gpu_healthcheck.healthcheck.probes.gpu_pods import GpuPods, GpuPodsReader
+from gpu_healthcheck.healthcheck.probes.hami import HAMI
+from gpu_healthcheck.healthcheck.probes.mlx5 import MLX5
+from gpu_healthcheck.healthcheck.probes.nvml import error_causes
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NO_GPUS, NVML, DriverReading, Gpus
+from gpu_healthcheck.healthcheck.probes.nvml.pause import is_paused
 
 log = structlog.get_logger()
 

@@ -12,13 +12,13 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from healthcheck import __version__
-from healthcheck.host.http_server import HttpServer, Page, Pages, Request
-from healthcheck.host.metrics_page import Metric, metrics_page
-from healthcheck.memory.findings import ActiveFinding
-from healthcheck.model import Finding, KernelEvent, Severity, Status
-from healthcheck.text.printable import printable
-from healthcheck.verdict.gate import Decision
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.healthcheck.host.http_server import HttpServer, Page, Pages, Request
+from gpu_healthcheck.healthcheck.host.metrics_page import Metric, metrics_page
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding
+from gpu_healthcheck.healthcheck.model import Finding, KernelEvent, Severity, Status
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict.gate import Decision
 
 MOST_FINDINGS = 64
 """Most findings with a series of their own, worst first; the others are counted."""

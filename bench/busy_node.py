@@ -25,7 +25,7 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from healthcheck.checks.siblings import Figures
+from gpu_healthcheck.healthcheck.checks.siblings import Figures
 
 WINDOW_SECONDS = 300.0
 _EXPONENT = 2.4

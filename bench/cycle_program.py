@@ -13,15 +13,15 @@ from typing import Any
 
 from kubernetes.client import ApiClient
 
-from agent.process.settings import AgentSettings
-from agent.process.wiring import Agent
-from agent.telemetry import Telemetry
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.cluster.client import Cluster
-from healthcheck.host.log import log_as_json
-from healthcheck.memory.file import MemoryFile
-from healthcheck.model import Host
-from healthcheck.settings.reading import read_variables
+from gpu_healthcheck.agent.process.settings import AgentSettings
+from gpu_healthcheck.agent.process.wiring import Agent
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.host.log import log_as_json
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.healthcheck.model import Host
+from gpu_healthcheck.healthcheck.settings.reading import read_variables
 
 
 def main() -> None:

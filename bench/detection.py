@@ -16,8 +16,8 @@ from bench.node_watch import is_tainted, is_well
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.program import Program
 from bench.stage import Stage
-from healthcheck.probes.kernel_log import KernelLog
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.probes.kernel_log import KernelLog
+from gpu_healthcheck.sim.node import SimulatedNode
 
 P50_MS, P99_MS = 20.0, 100.0
 _KMSG = Path("/dev/kmsg")

@@ -15,9 +15,9 @@ from bench.large_fleet import PODS_PER_NODE, Writer, fill
 from bench.outcome import Outcome, Row, summary
 from bench.program import OneRun, run_once
 from bench.stage import Stage
-from healthcheck.cluster.names import COMPONENT
-from healthcheck.text.moments import timestamp
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.healthcheck.cluster.names import COMPONENT
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sim.control_plane import ControlPlane
 
 AIM_SECONDS, AIM_MIB, AIM_ONE_SECONDS = 15.0, 350.0, 2.0
 _TIMES = 3

@@ -14,9 +14,9 @@ from bench.accounting import cpu_seconds, memory_mib
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.program import Program
 from bench.stage import Stage
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.node.state import RESULTS, SEVERITY, STATUS, TAINT
-from sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.node.state import RESULTS, SEVERITY, STATUS, TAINT
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
 
 AIM_MS = 300.0
 PERCENT, MASS_PERCENT, DELAY_SECONDS, PODS_PER_NODE, FAULTS_PER_SECOND = 20, 30, 10, 5, 2

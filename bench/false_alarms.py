@@ -21,25 +21,25 @@ from typing import NamedTuple
 
 from bench.outcome import CouldNotMeasure, Outcome, Row
 from bench.stage import Stage
-from cli.judged_cycle import judged as judged_cycle
-from healthcheck.captures import evidence_file
-from healthcheck.captures.capture_files import Captures
-from healthcheck.captures.replay import KERNEL_CHECKS, Replay
-from healthcheck.checks import CHECKS
-from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4, level_of
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Severity
-from healthcheck.model import Outcome as CheckOutcome
-from healthcheck.probes.dcgm.diag import DcgmReading
-from healthcheck.probes.dcgm.diag_answer import read_answer
-from healthcheck.probes.gpu_pods import GPU_PODS
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml.gpus import NVML
-from healthcheck.verdict.verdict import Verdict, decide
-from sim.instance_types import MACHINES, SHAPES
-from sim.node import EFA_PROGRAMS, SimulatedNode
-from sim.scenarios import Expected, Scenario, scenarios
+from gpu_healthcheck.cli.judged_cycle import judged as judged_cycle
+from gpu_healthcheck.healthcheck.captures import evidence_file
+from gpu_healthcheck.healthcheck.captures.capture_files import Captures
+from gpu_healthcheck.healthcheck.captures.replay import KERNEL_CHECKS, Replay
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4, level_of
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, Severity
+from gpu_healthcheck.healthcheck.model import Outcome as CheckOutcome
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import DcgmReading
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import read_answer
+from gpu_healthcheck.healthcheck.probes.gpu_pods import GPU_PODS
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, decide
+from gpu_healthcheck.sim.instance_types import MACHINES, SHAPES
+from gpu_healthcheck.sim.node import EFA_PROGRAMS, SimulatedNode
+from gpu_healthcheck.sim.scenarios import Expected, Scenario, scenarios
 from tests.captures.renderings import FORMS, capture, records
 from tests.captures.test_driver_errors import BANNER, HARMLESS, LOADED
 from tests.captures.test_real_gpu import EVIDENCE

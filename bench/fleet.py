@@ -24,26 +24,26 @@ from typing import Any
 
 import structlog
 
-from agent.node.api_server import ApiServer, Outage, Permissions
-from agent.process.wiring import ClusterSide
-from agent.state.agent_state import AgentState
-from agent.state.ledger import Ledger
-from agent.telemetry import Telemetry
 from bench.outcome import CouldNotMeasure, Outcome, summary
 from bench.stage import INSTANCE_TYPE, Stage
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.host import clock
-from healthcheck.memory.cycles import JudgedCycle
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Finding, KernelEvent, Severity
-from healthcheck.model import Outcome as Looked
-from healthcheck.node.state import TAINT
-from healthcheck.settings.declaration import NodeSettings
-from healthcheck.settings.reading import Settings
-from healthcheck.verdict import budget
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.agent.node.api_server import ApiServer, Outage, Permissions
+from gpu_healthcheck.agent.process.wiring import ClusterSide
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.ledger import Ledger
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Finding, KernelEvent, Severity
+from gpu_healthcheck.healthcheck.model import Outcome as Looked
+from gpu_healthcheck.healthcheck.node.state import TAINT
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.settings.reading import Settings
+from gpu_healthcheck.healthcheck.verdict import budget
+from gpu_healthcheck.sim.control_plane import ControlPlane
 
 AIM_REQUESTS, AIM_SECONDS = 10_000, 30.0
 PERCENT = 20

@@ -11,15 +11,15 @@ import sys
 
 from kubernetes.client import ApiClient
 
-from agent.process.settings import AgentSettings
-from agent.process.wiring import Agent
-from agent.telemetry import Telemetry, serve
-from healthcheck.catalog.tables import read_all
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.host.log import log_as_json
-from healthcheck.memory.file import MemoryFile
-from healthcheck.settings.reading import read_variables
+from gpu_healthcheck.agent.process.settings import AgentSettings
+from gpu_healthcheck.agent.process.wiring import Agent
+from gpu_healthcheck.agent.telemetry import Telemetry, serve
+from gpu_healthcheck.healthcheck.catalog.tables import read_all
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.host.log import log_as_json
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.healthcheck.settings.reading import read_variables
 
 KERNEL, USER = 0, 1
 

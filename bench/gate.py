@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from bench.node_watch import status
 from bench.outcome import CouldNotMeasure, Outcome, percentile, summary
 from bench.stage import Seat, Stage
-from cli.gate import ask
-from sim.local_pods import serving_local_pods
+from gpu_healthcheck.cli.gate import ask
+from gpu_healthcheck.sim.local_pods import serving_local_pods
 
 REQUESTS, AT_ONCE = 1000, 50
 COLD_MS, WARM_P99_MS = 500.0, 50.0

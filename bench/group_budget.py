@@ -9,16 +9,16 @@ from typing import Any
 
 from msgspec.json import decode
 
-from agent.node.slot_requests import OwnSlot
 from bench.large_fleet import Writer, heartbeat
 from bench.outcome import Outcome, Row
 from bench.stage import Stage
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import Connection
-from healthcheck.cluster.names import BUDGET_NAMESPACE, NAMESPACE
-from healthcheck.model import PREFIX
-from healthcheck.node.state import NodeState
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.agent.node.slot_requests import OwnSlot
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import Connection
+from gpu_healthcheck.healthcheck.cluster.names import BUDGET_NAMESPACE, NAMESPACE
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.sim.control_plane import ControlPlane
 
 AIM_SECONDS = 10.0
 LABEL, LARGE, PER_SMALL, PERCENT = "team", "large", 10, 20

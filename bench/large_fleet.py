@@ -12,16 +12,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-import healthcheck
 from bench.outcome import CouldNotMeasure
 from bench.stage import INSTANCE_TYPE
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.model import PREFIX
-from healthcheck.node.state import CONDITION, RESULTS, STATUS, SWEEP_RESULT
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord, CheckRow, RunRecord
-from sim.control_plane import ControlPlane, objects
+from gpu_healthcheck import healthcheck
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.node.state import CONDITION, RESULTS, STATUS, SWEEP_RESULT
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord, CheckRow, RunRecord
+from gpu_healthcheck.sim import cluster_objects
+from gpu_healthcheck.sim.control_plane import ControlPlane
 
 _GROUPS = ("0-nvidia-smi", "2-efa-enumeration", "3-topology-check", "7-container-runtime", "8-hami")
 _SEEN = "8 of 8 GPUs answer, driver 570.133.20; " * 6
@@ -81,7 +82,7 @@ class Writer:
 def node(name: str, number: int, now: datetime) -> dict[str, Any]:
     """Return a node; one in ten was tested an hour ago, the others never."""
     labels = {f"feature.node.kubernetes.io/feature-{n}": "true" for n in range(40)} | {STATUS: "pass"}
-    node = objects.node(name, labels, INSTANCE_TYPE, now, {"nvidia.com/gpu": "8"})
+    node = cluster_objects.node(name, labels, INSTANCE_TYPE, now, {"nvidia.com/gpu": "8"})
     swept = RunRecord(schema=records.SCHEMA, timestamp=timestamp(now - timedelta(hours=1)), status="pass")
     node["metadata"]["annotations"] = {
         RESULTS: records.dump(_record(name, now)),

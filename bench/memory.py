@@ -13,7 +13,7 @@ from bench.node_watch import is_well
 from bench.outcome import CouldNotMeasure, Outcome, Row
 from bench.program import Program
 from bench.stage import Seat, Stage
-from healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
 
 AIM_MIB = 64.0
 _REQUESTS = {"/readyz": 15.0, "/healthz": 60.0, "/metrics": 30.0}

@@ -16,8 +16,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from bench.outcome import CouldNotMeasure
-from healthcheck.model import PREFIX
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.sim.control_plane import ControlPlane
 
 Node = Mapping[str, Any]
 

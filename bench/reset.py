@@ -10,10 +10,10 @@ from collections.abc import Callable
 from bench.node_watch import is_tainted
 from bench.outcome import ROOT, CouldNotMeasure, Outcome, percentile, summary
 from bench.stage import Stage
-from sim.control_plane import ControlPlane
-from sim.device_plugin import DEPLOY, DevicePlugin
-from sim.kubelet import Kubelets
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.device_plugin import DEPLOY, DevicePlugin
+from gpu_healthcheck.sim.kubelet import Kubelets
+from gpu_healthcheck.sim.node import SimulatedNode
 
 AIM_SECONDS = 60.0
 """NVSentinel's objective for one GPU is 120 s."""

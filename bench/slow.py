@@ -15,7 +15,7 @@ from functools import partial
 from bench.busy_node import WINDOW_SECONDS, BusyNode, Fault, Work
 from bench.outcome import Outcome, Row, percentile
 from bench.stage import Stage
-from healthcheck.checks.siblings import WINDOWS, is_slow, slower
+from gpu_healthcheck.healthcheck.checks.siblings import WINDOWS, is_slow, slower
 
 AIM_MINUTES, AIM_SHARE, SLOWER, LONGEST_MINUTES = 60, 0.99, 0.15, 30
 _PER_HOUR = round(3600 / WINDOW_SECONDS)

@@ -18,16 +18,16 @@ import yaml
 from bench.node_watch import NodeWatch
 from bench.outcome import CouldNotMeasure, Row
 from bench.program import Program
-from healthcheck.cluster.names import BUDGET_NAMESPACE
-from healthcheck.memory.file import MemoryFile
-from healthcheck.memory.findings import Memory
-from healthcheck.probes.machine import machine_id
-from sim.c_library import CompilerError
-from sim.control_plane import MANIFESTS, ControlPlane, install
-from sim.control_plane.daemon import AfterUs
-from sim.control_plane.files import free_ports
-from sim.imds import SimulatedImds
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.cluster.names import BUDGET_NAMESPACE
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.probes.machine import machine_id
+from gpu_healthcheck.sim.c_library import CompilerError
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane, install
+from gpu_healthcheck.sim.control_plane.daemon import AfterUs
+from gpu_healthcheck.sim.control_plane.files import free_ports
+from gpu_healthcheck.sim.imds import SimulatedImds
+from gpu_healthcheck.sim.node import SimulatedNode
 from tools.go_programs.build import ProgramError
 
 INSTANCE_TYPE = "p5.48xlarge"

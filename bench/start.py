@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.node_watch import status
 from bench.outcome import CouldNotMeasure, Outcome, Row, percentile, summary
 from bench.stage import Stage
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 
 AIM_SECONDS = 2.0
 _PROGRAM = ("-m", "agent")

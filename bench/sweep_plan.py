@@ -13,9 +13,9 @@ from bench.large_fleet import BUSY_PERCENT, PODS_PER_NODE, fill
 from bench.outcome import CouldNotMeasure, Outcome, Row, summary
 from bench.program import OneRun, run_once
 from bench.stage import Stage
-from healthcheck.cluster.names import NAMESPACE
-from sim.control_plane import ControlPlane
-from sim.control_plane.files import write_kubeconfig
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane.files import write_kubeconfig
 
 AIM_SECONDS, AIM_MIB = 5.0, 250.0
 _ACCOUNT = f"{NAMESPACE}-sweeper"

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.settings.reading import read_settings
-from sweeper.sweep import Sweep
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.settings.reading import read_settings
+from gpu_healthcheck.sweeper.sweep import Sweep
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import runpy
 import sys
-from pathlib import Path
 
 _PROGRAMS = {
     "agent": "agent",
@@ -21,20 +20,17 @@ _COMPLETE = "__complete"
 """Name of Cobra's hidden completion command."""
 _OBJECTS = 200_000
 """Allocations before the first garbage collection. Most commands end earlier and never collect."""
-_PACKAGES = str(Path(__file__).resolve().parents[1])
 
 
 def main() -> None:
     """Run a command. The cluster's programs are started before any module of a command is loaded."""
-    if _PACKAGES not in sys.path:
-        sys.path.insert(0, _PACKAGES)  # an installation has its modules there (docs/decisions/notes.md)
     program = _PROGRAMS.get(sys.argv[1] if len(sys.argv) > 1 else "")
     if program and not {"-h", "--help"} & {*sys.argv[2:]}:
         del sys.argv[1]
-        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        runpy.run_module(f"gpu_healthcheck.{program}", run_name="__main__", alter_sys=True)
         return
     gc.set_threshold(_OBJECTS)
-    from cli.app import complete, run  # noqa: PLC0415 - the agent does not need it
+    from gpu_healthcheck.cli.app import complete, run  # noqa: PLC0415 - the agent does not need it
 
     if sys.argv[1:2] == [_COMPLETE]:
         complete(sys.argv[2:])

@@ -8,25 +8,25 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
 
 if TYPE_CHECKING:
-    from healthcheck.cluster.client import Cluster
-    from healthcheck.cluster.pods import Listings
+    from gpu_healthcheck.healthcheck.cluster.client import Cluster
+    from gpu_healthcheck.healthcheck.cluster.pods import Listings
 
 
 def cluster_of(access: Access) -> Cluster:
     """Return the cluster. Raises ClusterError."""
-    from healthcheck.cluster.client import Cluster  # noqa: PLC0415
-    from healthcheck.cluster.connection import connect  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.cluster.client import Cluster  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.cluster.connection import connect  # noqa: PLC0415
 
     return Cluster(partial(connect, access), request_seconds=access.request_seconds)
 
 
 def listings_of(access: Access) -> Listings:
     """Return the listings of the cluster's objects. Raises ClusterError."""
-    from healthcheck.cluster.connection import Connection, connect  # noqa: PLC0415
-    from healthcheck.cluster.pods import Listings  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.cluster.connection import Connection, connect  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.cluster.pods import Listings  # noqa: PLC0415
 
     return Listings(Connection(partial(connect, access), request_seconds=access.request_seconds))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.operations.agent_start import start_fix
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.operations.agent_start import start_fix
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LONGEST_MESSAGE, _LONGEST_NAME = 400, 253
 NO_HEARTBEAT = "NoHeartbeat"

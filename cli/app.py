@@ -11,11 +11,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
-import healthcheck
-from cli.command_help import COMPLETION, Command, Group
-from healthcheck.host.opening import shortage_behind
-from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
-from healthcheck.host.streams import end_with_whoever_reads, say, take_any_text, write_document
+from gpu_healthcheck import healthcheck
+from gpu_healthcheck.cli.command_help import COMPLETION, Command, Group
+from gpu_healthcheck.healthcheck.host.opening import shortage_behind
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
+from gpu_healthcheck.healthcheck.host.streams import end_with_whoever_reads, say, take_any_text, write_document
 
 COMMANDS = {
     "check": "Check this node once and print the verdict.",
@@ -29,6 +29,7 @@ COMMANDS = {
     "uninstall": "Remove our labels, taints, annotations and conditions from all nodes and GPUs.",
     "explain": "Explain a code, reason or message: its meaning, NVIDIA's advice, and the settings of this cluster.",
     "mcp": "Serve status, diagnose, explain and replay, read-only, to an MCP client on stdin and stdout.",
+    "demo": "Show a GPU failure on a simulated node. It needs no cluster, GPU or root.",
     "completion": "Print the completion script of a shell.",
     "version": "Print the version.",
 }
@@ -63,7 +64,7 @@ class _Commands(Group):
 
 def command_of(name: str) -> Command:
     """Import a command with its options."""
-    module = import_module("cli.cluster_programs" if name in PROGRAMS else f"cli.{name}")
+    module = import_module(f"gpu_healthcheck.cli.{'cluster_programs' if name in PROGRAMS else name}")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, cls=Command, hidden=name in _OF_JOBS)(getattr(module, name.replace("-", "_")))
     return cast("Command", typer.main.get_command(alone))
@@ -114,7 +115,7 @@ def run() -> None:
     take_any_text()
     end_with_whoever_reads()
     if COMPLETION in os.environ:
-        from cli import completion  # noqa: PLC0415 - no other command needs it
+        from gpu_healthcheck.cli import completion  # noqa: PLC0415 - no other command needs it
 
         completion.prepare()
     try:
@@ -146,6 +147,6 @@ def complete(words: list[str]) -> None:
     """Print kubectl's completions for these words; nothing if that fails."""
     take_any_text()
     end_with_whoever_reads()
-    from cli import completion  # noqa: PLC0415 - no command needs it
+    from gpu_healthcheck.cli import completion  # noqa: PLC0415 - no command needs it
 
     completion.answer_kubectl(words, app)

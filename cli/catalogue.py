@@ -6,13 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from cli.index import Declared
-from healthcheck.catalog import nvlink
-from healthcheck.catalog.dcgm import LADDER, dcgm_table, rule_dcgm
-from healthcheck.catalog.policy import Policy, Ruling, step_for
-from healthcheck.catalog.sxid import ADVICE, CLASSES, SWITCH, rule_sxid, sxid_table
-from healthcheck.catalog.xid import RECOVERY_CODE, actions, recovery_actions, rule_by_catalogue, rule_xid, xid_table
-from healthcheck.model import Severity
+from gpu_healthcheck.cli.index import Declared
+from gpu_healthcheck.healthcheck.catalog import nvlink
+from gpu_healthcheck.healthcheck.catalog.dcgm import LADDER, dcgm_table, rule_dcgm
+from gpu_healthcheck.healthcheck.catalog.policy import Policy, Ruling, step_for
+from gpu_healthcheck.healthcheck.catalog.sxid import ADVICE, CLASSES, SWITCH, rule_sxid, sxid_table
+from gpu_healthcheck.healthcheck.catalog.xid import (
+    RECOVERY_CODE,
+    actions,
+    recovery_actions,
+    rule_by_catalogue,
+    rule_xid,
+    xid_table,
+)
+from gpu_healthcheck.healthcheck.model import Severity
 
 NVLINK4_CODE = 74
 NVLINK5_CODES = range(144, 151)

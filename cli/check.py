@@ -11,19 +11,26 @@ from typing import Annotated
 import typer
 from msgspec.structs import replace
 
-from cli.judged_cycle import judged
-from cli.level_2_run import Level2Run, who_uses
-from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, form_of, path
-from cli.output.cycle_table import show
-from cli.this_machine import after_first_read, check_once, find_root, instance_type_of, probing, usable_settings
-from cli.words import EXIT_CODES, end
-from healthcheck.captures import evidence_file
-from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
-from healthcheck.checks import dcgm_diag, gpu_siblings
-from healthcheck.host.program import COULD_NOT, INTERRUPTED
-from healthcheck.host.streams import complain, say
-from healthcheck.model import Host
-from healthcheck.text.printable import printable
+from gpu_healthcheck.cli.judged_cycle import judged
+from gpu_healthcheck.cli.level_2_run import Level2Run, who_uses
+from gpu_healthcheck.cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, form_of, path
+from gpu_healthcheck.cli.output.cycle_table import show
+from gpu_healthcheck.cli.this_machine import (
+    after_first_read,
+    check_once,
+    find_root,
+    instance_type_of,
+    probing,
+    usable_settings,
+)
+from gpu_healthcheck.cli.words import EXIT_CODES, end
+from gpu_healthcheck.healthcheck.captures import evidence_file
+from gpu_healthcheck.healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
+from gpu_healthcheck.healthcheck.checks import dcgm_diag, gpu_siblings
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, INTERRUPTED
+from gpu_healthcheck.healthcheck.host.streams import complain, say
+from gpu_healthcheck.healthcheck.model import Host
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 Names = Annotated[
     list[str] | None,

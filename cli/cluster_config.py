@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cli import index
+from gpu_healthcheck.cli import index
 
 if TYPE_CHECKING:
-    from healthcheck.settings.declaration import NodeSettings
-    from healthcheck.settings.node_overrides import ValueInForce
-    from healthcheck.settings.reading import Settings
+    from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+    from gpu_healthcheck.healthcheck.settings.node_overrides import ValueInForce
+    from gpu_healthcheck.healthcheck.settings.reading import Settings
 
 
 class JudgedConfig(Struct, frozen=True):
@@ -30,7 +30,7 @@ class JudgedConfig(Struct, frozen=True):
 
 
 def judged(written: Mapping[str, str]) -> JudgedConfig:
-    from healthcheck.settings.reading import as_folder, read_settings, unknown_keys  # noqa: PLC0415 - loads pydantic
+    from gpu_healthcheck.healthcheck.settings.reading import as_folder, read_settings, unknown_keys  # noqa: PLC0415 - loads pydantic
 
     with as_folder(written) as folder:
         settings, unknown = read_settings(folder), unknown_keys(folder)
@@ -52,7 +52,7 @@ def values_on(written: Mapping[str, str], labels: Mapping[str, str]) -> tuple[Va
     """
     if not (edited := _edited(written)):
         return ()
-    from healthcheck.settings.node_overrides import values_in_force  # noqa: PLC0415 - loads pydantic
+    from gpu_healthcheck.healthcheck.settings.node_overrides import values_in_force  # noqa: PLC0415 - loads pydantic
 
     return tuple(values_in_force(judged(edited).settings.values, labels))
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import Context, Kubeconfig, RequestTimeout
+from gpu_healthcheck.cli.options import Context, Kubeconfig, RequestTimeout
 
 Once = Annotated[bool, typer.Option("--once", help="Run one check cycle, apply its result, and exit.")]
 

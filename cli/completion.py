@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
-from cli.command_help import COMPLETION
-from cli.options import one_of
-from healthcheck.host.streams import write_document
+from gpu_healthcheck.cli.command_help import COMPLETION
+from gpu_healthcheck.cli.options import one_of
+from gpu_healthcheck.healthcheck.host.streams import write_document
 
 PROGRAM = "gpu-healthcheck"
 _PLUGIN = "kubectl-gpu_healthcheck"

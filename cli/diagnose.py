@@ -14,8 +14,8 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from cli.access import acyclic, cluster_of, listings_of
-from cli.options import (
+from gpu_healthcheck.cli.access import acyclic, cluster_of, listings_of
+from gpu_healthcheck.cli.options import (
     AsJson,
     Context,
     Kubeconfig,
@@ -29,31 +29,31 @@ from cli.options import (
     one_of,
     path,
 )
-from cli.output.json_documents import write_as
-from cli.words import end
-from diagnosis.answers.live import read_cluster
-from diagnosis.answers.pod_fit import would_fit_each
-from diagnosis.answers.ranks import RankReport, ask_ranks
-from diagnosis.answers.suspects import ALL_SUSPECTS, answers, chosen_nodes
-from diagnosis.answers.target import HAMI, Target, TargetError, is_there, parse_target
-from diagnosis.causes.copied_logs import is_known
-from diagnosis.causes.diagnose import SAVED_STATE
-from diagnosis.facts.wanted_pods import LONGEST, NoPodError, pods_in
-from diagnosis.report import terminal, would_fit
-from diagnosis.report.content import Report, report_of
-from diagnosis.report.document import document
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.gpu_use import USE
-from diagnosis.sources.bundle import Bundle
-from diagnosis.sources.kinds import KINDS
-from diagnosis.sources.saved import NoSavedStateError, SavedStateError, read_saved
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import Access, namespace_of
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.host.console import Screen
-from healthcheck.host.program import COULD_NOT, INTERRUPTED
-from healthcheck.host.streams import complain, say, write_document
-from healthcheck.text.printable import printable
+from gpu_healthcheck.cli.output.json_documents import write_as
+from gpu_healthcheck.cli.words import end
+from gpu_healthcheck.diagnosis.answers.live import read_cluster
+from gpu_healthcheck.diagnosis.answers.pod_fit import would_fit_each
+from gpu_healthcheck.diagnosis.answers.ranks import RankReport, ask_ranks
+from gpu_healthcheck.diagnosis.answers.suspects import ALL_SUSPECTS, answers, chosen_nodes
+from gpu_healthcheck.diagnosis.answers.target import HAMI, Target, TargetError, is_there, parse_target
+from gpu_healthcheck.diagnosis.causes.copied_logs import is_known
+from gpu_healthcheck.diagnosis.causes.diagnose import SAVED_STATE
+from gpu_healthcheck.diagnosis.facts.wanted_pods import LONGEST, NoPodError, pods_in
+from gpu_healthcheck.diagnosis.report import terminal, would_fit
+from gpu_healthcheck.diagnosis.report.content import Report, report_of
+from gpu_healthcheck.diagnosis.report.document import document
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import USE
+from gpu_healthcheck.diagnosis.sources.bundle import Bundle
+from gpu_healthcheck.diagnosis.sources.kinds import KINDS
+from gpu_healthcheck.diagnosis.sources.saved import NoSavedStateError, SavedStateError, read_saved
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access, namespace_of
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, INTERRUPTED
+from gpu_healthcheck.healthcheck.host.streams import complain, say, write_document
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 CAUSES = 1
 _NO_CONTEXT = "default"
@@ -246,7 +246,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - each is an option of the command
     if pods:
         raise typer.Exit(_would_fit(snapshot, pods, None if saved else access, form))
     if prometheus:
-        from diagnosis.sources.measured_use import with_use  # noqa: PLC0415 - where a Prometheus is to be asked
+        from gpu_healthcheck.diagnosis.sources.measured_use import with_use  # noqa: PLC0415 - where a Prometheus is to be asked
 
         snapshot = with_use(snapshot, prometheus, idle=True)
     _must_exist(snapshot, target)
@@ -286,7 +286,7 @@ def _read_live(access: Access, target: Target | None, namespace: str, save: Path
     `namespace`: the namespace to list if listing all namespaces is forbidden, and the target has none.
     Raises ClusterError, and OSError if it can't be saved.
     """
-    from cli.output.progress import progress_bar  # noqa: PLC0415 - only if there is something to wait for
+    from gpu_healthcheck.cli.output.progress import progress_bar  # noqa: PLC0415 - only if there is something to wait for
 
     bundle = Bundle() if save else None
     namespace = (target.namespace if target else "") or namespace
@@ -303,8 +303,8 @@ def _with_probes(
     snapshot: Snapshot, access: Access, names: Sequence[str], image: str, namespace: str, max_workers: int
 ) -> Snapshot:
     """Return the snapshot with the records of probed nodes; failures are reported. Raises TargetError."""
-    from cli.output.progress import progress_bar  # noqa: PLC0415 - seldom requested
-    from diagnosis.sources.node_probes import NodeProbeError, NodeProbes, with_records  # noqa: PLC0415
+    from gpu_healthcheck.cli.output.progress import progress_bar  # noqa: PLC0415 - seldom requested
+    from gpu_healthcheck.diagnosis.sources.node_probes import NodeProbeError, NodeProbes, with_records  # noqa: PLC0415
 
     chosen = chosen_nodes(snapshot, names)
     if not chosen:
@@ -344,7 +344,7 @@ def _parse_job(words: list[str], namespace: str, saved: list[Path]) -> Target:
 
 
 def _ask_ranks(snapshot: Snapshot, target: Target, access: Access) -> RankReport:
-    from cli.output.progress import progress_bar  # noqa: PLC0415 - seldom requested
+    from gpu_healthcheck.cli.output.progress import progress_bar  # noqa: PLC0415 - seldom requested
 
     with progress_bar("Asking NCCL", None):
         return ask_ranks(snapshot, target, listings_of(access).execute, sleep)
@@ -414,7 +414,7 @@ def _print(report: Report, form: DiagnoseFormat) -> None:
         case DiagnoseFormat.JSON | DiagnoseFormat.YAML:
             write_as(form, document(report))
         case DiagnoseFormat.MARKDOWN | DiagnoseFormat.HTML:
-            from diagnosis.report.pages import html_page, markdown_page  # noqa: PLC0415 - no other form needs templates
+            from gpu_healthcheck.diagnosis.report.pages import html_page, markdown_page  # noqa: PLC0415 - no other form needs templates
 
             write_document(html_page(report) if form is DiagnoseFormat.HTML else markdown_page(report))
         case DiagnoseFormat.TERMINAL:

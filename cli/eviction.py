@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from cli.node_requests import CouldNot, NodeRequests
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.pods import JOB_LABEL
-from healthcheck.cluster.retries import TookTooLong
-from healthcheck.node.evictions import EvictionState, evictions_on
-from healthcheck.node.state import NodeState
-from healthcheck.operations.drain import (
+from gpu_healthcheck.cli.node_requests import CouldNot, NodeRequests
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.cluster.pods import JOB_LABEL
+from gpu_healthcheck.healthcheck.cluster.retries import TookTooLong
+from gpu_healthcheck.healthcheck.node.evictions import EvictionState, evictions_on
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.operations.drain import (
     DrainPermissions,
     DrainPlan,
     EvictedPod,
@@ -23,7 +23,7 @@ from healthcheck.operations.drain import (
     plan_drain,
     what_holds,
 )
-from healthcheck.operations.pod_removal import (
+from gpu_healthcheck.healthcheck.operations.pod_removal import (
     MOST_RULES,
     OwnerRef,
     Removal,
@@ -34,7 +34,7 @@ from healthcheck.operations.pod_removal import (
     read_retries,
     removal_effect,
 )
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 
 def must_be_allowed(plan: DrainPlan) -> None:

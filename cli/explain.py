@@ -14,22 +14,22 @@ from msgspec.structs import asdict, replace
 from rich.table import Table
 from rich.text import Text
 
-from cli import catalogue, index, known_texts
-from cli.catalogue import Explanation
-from cli.index import IndexEntry
-from cli.local_settings import LocalSettings, read_here
-from cli.options import JsonOrYaml, OutputFormat, complete_explained_names
-from cli.output import columns
-from cli.output.json_documents import write_as
-from cli.words import SEVERITY_STYLES, STYLES, end
-from healthcheck.catalog.cuda_errors import LibraryError
-from healthcheck.catalog.dcgm import dcgm_table
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.sxid import CLASSES, sxid_table
-from healthcheck.catalog.xid import xid_table
-from healthcheck.host.console import Screen
-from healthcheck.host.streams import write_document
-from healthcheck.model import Severity
+from gpu_healthcheck.cli import catalogue, index, known_texts
+from gpu_healthcheck.cli.catalogue import Explanation
+from gpu_healthcheck.cli.index import IndexEntry
+from gpu_healthcheck.cli.local_settings import LocalSettings, read_here
+from gpu_healthcheck.cli.options import JsonOrYaml, OutputFormat, complete_explained_names
+from gpu_healthcheck.cli.output import columns
+from gpu_healthcheck.cli.output.json_documents import write_as
+from gpu_healthcheck.cli.words import SEVERITY_STYLES, STYLES, end
+from gpu_healthcheck.healthcheck.catalog.cuda_errors import LibraryError
+from gpu_healthcheck.healthcheck.catalog.dcgm import dcgm_table
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.sxid import CLASSES, sxid_table
+from gpu_healthcheck.healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.streams import write_document
+from gpu_healthcheck.healthcheck.model import Severity
 
 _DCGM_TESTS = "dcgmdiag"
 """The reason, in small letters, that begins the names of DCGM's tests."""

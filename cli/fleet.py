@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from msgspec import Struct, to_builtins
 
-from cli import index
-from cli.cluster_config import unused_keys, values_of_groups, values_on
-from cli.node_groups import groups_of
-from cli.node_step import node_step
-from healthcheck.cluster.errors import Forbidden, NotFound
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.deep.claim import claim_on
-from healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
-from healthcheck.memory.reason_names import STOPS_PODS
-from healthcheck.memory.rows import FindingRow, ReleaseRow
-from healthcheck.model import PREFIX, Severity, Status
-from healthcheck.node.devices import AllocatedDevices
-from healthcheck.node.evictions import evictions_on
-from healthcheck.node.state import (
+from gpu_healthcheck.cli import index
+from gpu_healthcheck.cli.cluster_config import unused_keys, values_of_groups, values_on
+from gpu_healthcheck.cli.node_groups import groups_of
+from gpu_healthcheck.cli.node_step import node_step
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden, NotFound
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.deep.claim import claim_on
+from gpu_healthcheck.healthcheck.deep.due import is_overdue, last_attempt, last_deep_test, obstacle
+from gpu_healthcheck.healthcheck.memory.reason_names import STOPS_PODS
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow, ReleaseRow
+from gpu_healthcheck.healthcheck.model import PREFIX, Severity, Status
+from gpu_healthcheck.healthcheck.node.devices import AllocatedDevices
+from gpu_healthcheck.healthcheck.node.evictions import evictions_on
+from gpu_healthcheck.healthcheck.node.state import (
     INSTANCE_TYPE,
     LAST_CHECK,
     RESULTS,
@@ -32,20 +32,20 @@ from healthcheck.node.state import (
     NodeState,
     with_devices,
 )
-from healthcheck.operations.next_step import NextStep
-from healthcheck.text.boundary import LONGEST_NAME
-from healthcheck.text.moments import moment_or_none, timestamp
-from healthcheck.text.printable import printable
-from healthcheck.verdict import budget, gate
-from healthcheck.verdict import record as records
-from healthcheck.verdict.gate import refusals_in
-from healthcheck.verdict.record import StandingRecord
-from healthcheck.verdict.taint_decision import accepts_work
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep
+from gpu_healthcheck.healthcheck.text.boundary import LONGEST_NAME
+from gpu_healthcheck.healthcheck.text.moments import moment_or_none, timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import budget, gate
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.gate import refusals_in
+from gpu_healthcheck.healthcheck.verdict.record import StandingRecord
+from gpu_healthcheck.healthcheck.verdict.taint_decision import accepts_work
 
 if TYPE_CHECKING:
-    from healthcheck.cluster.client import Cluster
-    from healthcheck.cluster.leases import Heartbeat
-    from healthcheck.settings.node_overrides import ValueInForce
+    from gpu_healthcheck.healthcheck.cluster.client import Cluster
+    from gpu_healthcheck.healthcheck.cluster.leases import Heartbeat
+    from gpu_healthcheck.healthcheck.settings.node_overrides import ValueInForce
 
 T = TypeVar("T")
 Beats: TypeAlias = "Mapping[str, Heartbeat]"

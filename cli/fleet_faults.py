@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from cli.fleet import Fleet, FleetFinding, FleetRow
-from cli.node_groups import Concentration, concentration, dividing
-from healthcheck.model import Severity, Status
-from healthcheck.text.printable import printable
+from gpu_healthcheck.cli.fleet import Fleet, FleetFinding, FleetRow
+from gpu_healthcheck.cli.node_groups import Concentration, concentration, dividing
+from gpu_healthcheck.healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LONGEST = 120
 _MOST_NODES = 20

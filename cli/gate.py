@@ -87,7 +87,7 @@ def _ask_or_check(options: argparse.Namespace) -> dict[str, Any]:
     except NoAnswerError as error:
         if isinstance(error, NotRootsError):
             print(f"{_PROG}: {_printable(str(error))}: this machine is checked instead", file=sys.stderr)
-        from cli.local_gate import check_here  # noqa: PLC0415 - it loads all checks
+        from gpu_healthcheck.cli.local_gate import check_here  # noqa: PLC0415 - it loads all checks
 
         answer = check_here(began + options.timeout - time.monotonic())
         if answer["decision"] == "unknown":

@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.catalog.plain_words import plain_words
-from healthcheck.model import PREFIX, Grace, Reason, Severity
+from gpu_healthcheck.healthcheck.catalog.plain_words import plain_words
+from gpu_healthcheck.healthcheck.model import PREFIX, Grace, Reason, Severity
 
 SETTING = "a setting"
 REASON = "the reason of a finding"
@@ -106,5 +106,5 @@ def _declared(row: Mapping[str, Any]) -> Declared:
 
 @cache
 def _content() -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads((files("cli") / "index.json").read_text(encoding="utf-8"))
+    fields: dict[str, Any] = json.loads((files("gpu_healthcheck.cli") / "index.json").read_text(encoding="utf-8"))
     return fields

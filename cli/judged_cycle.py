@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.captures.evidence_file import EvidenceCycle
-from healthcheck.checks import DEEP_CHECKS
-from healthcheck.checks.examine import judge
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle, first_seen
-from healthcheck.memory.deep_tests import after_deep_test, deep_result
-from healthcheck.memory.exits import expired
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.rdma_ports import settled
-from healthcheck.model import Evidence, Nature, Outcome
-from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
-from healthcheck.verdict.verdict import Verdict, decide
+from gpu_healthcheck.healthcheck.captures.evidence_file import EvidenceCycle
+from gpu_healthcheck.healthcheck.checks import DEEP_CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle, first_seen
+from gpu_healthcheck.healthcheck.memory.deep_tests import after_deep_test, deep_result
+from gpu_healthcheck.healthcheck.memory.exits import expired
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.memory.rdma_ports import settled
+from gpu_healthcheck.healthcheck.model import Evidence, Nature, Outcome
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, decide
 
 
 class CheckResult(Struct, frozen=True):

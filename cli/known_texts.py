@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 
-from cli import index
-from cli.index import IndexEntry
-from healthcheck.catalog.cuda_errors import LibraryError, cuda_errors, fix_of, library_errors
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.cli import index
+from gpu_healthcheck.cli.index import IndexEntry
+from gpu_healthcheck.healthcheck.catalog.cuda_errors import LibraryError, cuda_errors, fix_of, library_errors
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.xid import xid_table
 
 NUMBERED = ("cuda", "nvml", "nccl")
 """Libraries whose errors have numbers."""
@@ -40,9 +40,9 @@ def findings_in(text: str, policy: Policy) -> tuple[str, ...]:
     lines = [found.string[found.start() :] for line in text.splitlines() if (found := _IN_A_KERNEL_LOG.search(line))]
     if not lines:
         return ()
-    from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver  # noqa: PLC0415 - only for such lines
-    from healthcheck.captures.replay import KERNEL_CHECKS, Replay  # noqa: PLC0415
-    from healthcheck.checks.expectation import Expectation  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.captures.kernel_logs import KernelLogReader, PassedOver  # noqa: PLC0415 - only for such lines
+    from gpu_healthcheck.healthcheck.captures.replay import KERNEL_CHECKS, Replay  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.checks.expectation import Expectation  # noqa: PLC0415
 
     replay = Replay(KERNEL_CHECKS, Expectation(policy=policy), monitor_ttl_seconds=3600)
     log = "".join(f"[ 1.{number:06}] {line}\n" for number, line in enumerate(lines)).encode()

@@ -8,18 +8,18 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from healthcheck.catalog import dcgm
-from healthcheck.checks import driver
-from healthcheck.checks.examine import read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.diagnostic import Idleness, with_doubts_settled
-from healthcheck.host.program import stop_at_signals
-from healthcheck.host.streams import say
-from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.dcgm.diag import Dcgm, DcgmReading, level_2_patience_seconds
-from healthcheck.probes.dcgm.engine import choose_engine
-from healthcheck.probes.pod_resources import is_kubelet_here, read_gpu_holders
-from healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.catalog import dcgm
+from gpu_healthcheck.healthcheck.checks import driver
+from gpu_healthcheck.healthcheck.checks.examine import read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.deep.diagnostic import Idleness, with_doubts_settled
+from gpu_healthcheck.healthcheck.host.program import stop_at_signals
+from gpu_healthcheck.healthcheck.host.streams import say
+from gpu_healthcheck.healthcheck.model import Host, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import Dcgm, DcgmReading, level_2_patience_seconds
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import choose_engine
+from gpu_healthcheck.healthcheck.probes.pod_resources import is_kubelet_here, read_gpu_holders
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
 
 _BEGINS = "DCGM's level 2 takes minutes, {} s at most; Ctrl-C ends it"
 

@@ -6,8 +6,8 @@ import json
 import os
 from typing import Any
 
-from healthcheck.host.command import ChildError, Program, isolated
-from healthcheck.host.streams import say, write_json
+from gpu_healthcheck.healthcheck.host.command import ChildError, Program, isolated
+from gpu_healthcheck.healthcheck.host.streams import say, write_json
 
 UNKNOWN = "unknown"
 """Decision without an answer."""
@@ -35,10 +35,10 @@ def main() -> int:
 def _check() -> Any:
     import typer  # noqa: PLC0415 - only the child needs the checks
 
-    from cli.judged_cycle import judged  # noqa: PLC0415
-    from cli.this_machine import light_cycle  # noqa: PLC0415
-    from healthcheck.model import Status  # noqa: PLC0415
-    from healthcheck.verdict.gate import Decision, GateState, decide_node  # noqa: PLC0415
+    from gpu_healthcheck.cli.judged_cycle import judged  # noqa: PLC0415
+    from gpu_healthcheck.cli.this_machine import light_cycle  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.model import Status  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.verdict.gate import Decision, GateState, decide_node  # noqa: PLC0415
 
     try:
         _, cycle, settings = light_cycle()

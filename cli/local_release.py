@@ -9,22 +9,22 @@ from pathlib import Path
 from msgspec.structs import replace
 from rich.text import Text
 
-from cli.judged_cycle import CheckResult, judged
-from cli.output.lines import print_line
-from cli.this_machine import light_cycle, state_dir
-from cli.words import SEVERITY_STYLES, severity_words
-from healthcheck.captures.evidence_file import EvidenceCycle
-from healthcheck.host.console import Screen
-from healthcheck.host.program import COULD_NOT, FAULT
-from healthcheck.host.streams import complain
-from healthcheck.memory.exit_table import RELEASE
-from healthcheck.memory.exits import after_release, begin
-from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
-from healthcheck.model import Severity, Shortage
-from healthcheck.probes.kernel_log import RING
-from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
+from gpu_healthcheck.cli.judged_cycle import CheckResult, judged
+from gpu_healthcheck.cli.output.lines import print_line
+from gpu_healthcheck.cli.this_machine import light_cycle, state_dir
+from gpu_healthcheck.cli.words import SEVERITY_STYLES, severity_words
+from gpu_healthcheck.healthcheck.captures.evidence_file import EvidenceCycle
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, FAULT
+from gpu_healthcheck.healthcheck.host.streams import complain
+from gpu_healthcheck.healthcheck.memory.exit_table import RELEASE
+from gpu_healthcheck.healthcheck.memory.exits import after_release, begin
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile, MemoryFileError
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
+from gpu_healthcheck.healthcheck.model import Severity, Shortage
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 
 def release_here(by: str, reason: str, *, dry_run: bool) -> int:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from cli import index
-from cli.words import end
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.profiles import Profiles, read_packaged
-from healthcheck.host.opening import is_folder
-from healthcheck.model import ProbeError
+from gpu_healthcheck.cli import index
+from gpu_healthcheck.cli.words import end
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.profiles import Profiles, read_packaged
+from gpu_healthcheck.healthcheck.host.opening import is_folder
+from gpu_healthcheck.healthcheck.model import ProbeError
 
 _NO_SETTINGS = (
     "the default, because {} does not exist here; a cluster's value is in its ConfigMap gpu-healthcheck-config"
@@ -42,8 +42,8 @@ def read_here(program: str) -> LocalSettings:
         message = f", {_NO_SETTINGS.format(directory)}"
         return LocalSettings(directory, Policy(), read_packaged(), index.defaults(), message)
     # Loading the reader of settings takes as long as loading everything else.
-    from healthcheck.settings.declaration import by_key, written  # noqa: PLC0415
-    from healthcheck.settings.reading import read_settings  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.settings.declaration import by_key, written  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.settings.reading import read_settings  # noqa: PLC0415
 
     settings = read_settings(directory)
     if settings.bad:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from cli.options import Context, Kubeconfig
-from cli.words import end
+from gpu_healthcheck.cli.options import Context, Kubeconfig
+from gpu_healthcheck.cli.words import end
 
 
 def mcp(context: Context = "", kubeconfig: Kubeconfig = "") -> None:
     """Serve status, diagnose, explain and replay, read-only, to an MCP client on stdin and stdout."""
     try:
-        from cli import mcp_server  # noqa: PLC0415 - its packages are an optional extra
+        from gpu_healthcheck.cli import mcp_server  # noqa: PLC0415 - its packages are an optional extra
     except ImportError as error:
         end("mcp", f"{error}; install the optional packages: pip install 'gpu-healthcheck[mcp]'")
     mcp_server.serve(context, kubeconfig)

@@ -14,10 +14,10 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 from msgspec import Struct
 
-import healthcheck
-from healthcheck.host.command import ChildError, Program, how_it_ended, isolated
-from healthcheck.text.boundary import LONGEST_MESSAGE, document
-from healthcheck.text.printable import printable
+from gpu_healthcheck import healthcheck
+from gpu_healthcheck.healthcheck.host.command import ChildError, Program, how_it_ended, isolated
+from gpu_healthcheck.healthcheck.text.boundary import LONGEST_MESSAGE, document
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LONGEST_ANSWER = 64 << 10
 """Limit of a tool's answer, in characters."""
@@ -113,7 +113,7 @@ def _answer(command: str, options: dict[str, str], *words: str, directory: Path 
         raise ToolError("no argument may begin with a dash")
     program = Program(os.environ, _GRACE_SECONDS, _MOST_OUTPUT)
     set_options = (f"{name}={value}" for name, value in values.items())
-    argv = (*isolated("cli.__main__"), command, "--output=json", *set_options, "--", *given)
+    argv = (*isolated("gpu_healthcheck.cli.__main__"), command, "--output=json", *set_options, "--", *given)
     try:
         with _SLOTS:
             ended = program.run(argv, _DEADLINE_SECONDS, directory)

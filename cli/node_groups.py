@@ -9,7 +9,7 @@ from math import exp, lgamma
 
 from msgspec import Struct
 
-from healthcheck.node.state import INSTANCE_TYPE
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE
 
 GROUPINGS = {
     "zone": ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"),

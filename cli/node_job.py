@@ -10,13 +10,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from cli.node_requests import CouldNot, NodeRequests
-from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.retries import TookTooLong
-from healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
-from healthcheck.node.pods import PodState
-from healthcheck.text.printable import printable
+from gpu_healthcheck.cli.node_requests import CouldNot, NodeRequests
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.cluster.retries import TookTooLong
+from gpu_healthcheck.healthcheck.deep.job import JobState, TemplateError, account_of, pod_of
+from gpu_healthcheck.healthcheck.node.pods import PodState
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _GONE_SECONDS = 180.0
 """Longest wait for the end of an earlier Job; after it, the node is assumed not to answer."""

@@ -10,15 +10,15 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from cli.access import cluster_of
-from cli.output.progress import NodeProgress, ProgressDisplay
-from cli.words import explained
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import NotFound
-from healthcheck.cluster.installation import Right
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.retries import CommandRetries
-from healthcheck.node.state import NodeState, PatchFor
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.cli.output.progress import NodeProgress, ProgressDisplay
+from gpu_healthcheck.cli.words import explained
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import NotFound
+from gpu_healthcheck.healthcheck.cluster.installation import Right
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.retries import CommandRetries
+from gpu_healthcheck.healthcheck.node.state import NodeState, PatchFor
 
 T = TypeVar("T")
 

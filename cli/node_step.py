@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from cli import index
-from healthcheck.catalog.policy import step_for
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.deep.attempts import Attempt, came, last_attempt, run_on
-from healthcheck.deep.claim import claim_on
-from healthcheck.deep.reset_plan import needs_reboot, reset_targets
-from healthcheck.memory.reason_names import LOCKED, SLOW, STOPS_PODS
-from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Severity, Status
-from healthcheck.node.gpu_resources import listed
-from healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState
-from healthcheck.operations.drain import cordoned_by
-from healthcheck.operations.next_step import (
+from gpu_healthcheck.cli import index
+from gpu_healthcheck.healthcheck.catalog.policy import step_for
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.deep.attempts import Attempt, came, last_attempt, run_on
+from gpu_healthcheck.healthcheck.deep.claim import claim_on
+from gpu_healthcheck.healthcheck.deep.reset_plan import needs_reboot, reset_targets
+from gpu_healthcheck.healthcheck.memory.reason_names import LOCKED, SLOW, STOPS_PODS
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow
+from gpu_healthcheck.healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.node.gpu_resources import listed
+from gpu_healthcheck.healthcheck.node.state import QUARANTINE_RESULT, SEVERITY, STATUS, NodeState
+from gpu_healthcheck.healthcheck.operations.drain import cordoned_by
+from gpu_healthcheck.healthcheck.operations.next_step import (
     NAME,
     NextStep,
     cordon_of_card,
@@ -27,9 +27,9 @@ from healthcheck.operations.next_step import (
     replacement,
     rerun,
 )
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.record import StandingRecord
-from healthcheck.verdict.taint_decision import accepts_work
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.record import StandingRecord
+from gpu_healthcheck.healthcheck.verdict.taint_decision import accepts_work
 
 _QUARANTINE = "quarantine"
 _STATUSES = frozenset(Status)

@@ -14,10 +14,10 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from healthcheck.cluster.kubeconfig import Access, context_names
-from healthcheck.host.forked import answered_within
-from healthcheck.text.durations import timeout
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access, context_names
+from gpu_healthcheck.healthcheck.host.forked import answered_within
+from gpu_healthcheck.healthcheck.text.durations import timeout
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _SECONDS = 2.0
 """Deadline of each request."""
@@ -33,7 +33,7 @@ def complete_contexts(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_nodes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the nodes that have an agent's verdict and are not on the command line yet."""
-    from healthcheck.node.state import STATUS  # noqa: PLC0415 - where a cluster is asked
+    from gpu_healthcheck.healthcheck.node.state import STATUS  # noqa: PLC0415 - where a cluster is asked
 
     there = ctx.params.get("nodes") or ()
     named = _asked(ctx, lambda cluster: cluster.nodes.names(STATUS))
@@ -55,8 +55,8 @@ def complete_subjects(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_explained_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return all names that `explain` knows. Codes are left out: they are typed as numbers."""
     del ctx
-    from cli import index  # noqa: PLC0415 - only for this completion
-    from healthcheck.catalog.cuda_errors import cuda_errors, library_errors  # noqa: PLC0415
+    from gpu_healthcheck.cli import index  # noqa: PLC0415 - only for this completion
+    from gpu_healthcheck.healthcheck.catalog.cuda_errors import cuda_errors, library_errors  # noqa: PLC0415
 
     reasons = (reason.reason.name for reason in index.reasons().values())
     terms = (word[0].name for word in index.words().values())
@@ -69,7 +69,7 @@ def _access(ctx: typer.Context) -> Access:
 
 
 def _asked(ctx: typer.Context, question: Callable[..., list[str]]) -> list[str]:
-    from cli.access import cluster_of  # noqa: PLC0415 - where a cluster is asked
+    from gpu_healthcheck.cli.access import cluster_of  # noqa: PLC0415 - where a cluster is asked
 
     return answered_within(_PATIENCE_SECONDS, lambda: question(cluster_of(_access(ctx))))
 
@@ -146,7 +146,7 @@ def positive_seconds(text: str | float) -> float:
 def _url(value: str) -> str:
     if not value:
         return ""
-    from healthcheck.cluster.prometheus import AddressError, checked  # noqa: PLC0415 - only if a URL is given
+    from gpu_healthcheck.healthcheck.cluster.prometheus import AddressError, checked  # noqa: PLC0415 - only if a URL is given
 
     try:
         return checked(value)

@@ -10,13 +10,21 @@ import typer
 from msgspec.structs import asdict
 from rich.text import Text
 
-from cli.access import cluster_of
-from cli.node_requests import CouldNot, NodeThreads, must_have, reason_line, reason_lines
-from cli.options import Context, Kubeconfig, Nodes, RequestTimeout, TableFormat, TableJsonOrYaml, positive_seconds
-from cli.output.json_documents import write_as
-from cli.output.lines import print_line, print_rows, print_step
-from cli.output.progress import ProgressDisplay
-from cli.quarantine_node import (
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.cli.node_requests import CouldNot, NodeThreads, must_have, reason_line, reason_lines
+from gpu_healthcheck.cli.options import (
+    Context,
+    Kubeconfig,
+    Nodes,
+    RequestTimeout,
+    TableFormat,
+    TableJsonOrYaml,
+    positive_seconds,
+)
+from gpu_healthcheck.cli.output.json_documents import write_as
+from gpu_healthcheck.cli.output.lines import print_line, print_rows, print_step
+from gpu_healthcheck.cli.output.progress import ProgressDisplay
+from gpu_healthcheck.cli.quarantine_node import (
     PASSED,
     POLL_SECONDS,
     RIGHTS,
@@ -25,19 +33,19 @@ from cli.quarantine_node import (
     QuarantineOutcome,
     QuarantinePlan,
 )
-from cli.words import STYLES, explained
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.retries import Interrupted
-from healthcheck.host.console import Screen
-from healthcheck.host.program import COULD_NOT, INTERRUPTED
-from healthcheck.host.streams import complain
-from healthcheck.operations.drain import DrainPermissions, cordoned_by
-from healthcheck.operations.next_step import NextStep
-from healthcheck.operations.quarantine_job import job_name
-from healthcheck.text.boundary import as_json
-from healthcheck.text.printable import printable
-from healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.cli.words import STYLES, explained
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.retries import Interrupted
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, INTERRUPTED
+from gpu_healthcheck.healthcheck.host.streams import complain
+from gpu_healthcheck.healthcheck.operations.drain import DrainPermissions, cordoned_by
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep
+from gpu_healthcheck.healthcheck.operations.quarantine_job import job_name
+from gpu_healthcheck.healthcheck.text.boundary import as_json
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
 
 NOT_PASSED = 1
 _RECOMMENDATION_STYLES = {PASSED: "bold green", "rerun": "bold magenta"}

@@ -13,24 +13,31 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from cli.eviction import NodeDrain, must_be_allowed, must_not_be_refused, warnings_of
-from cli.node_job import Following, JobKind, NodeJob
-from cli.node_requests import CouldNot, NodeRequests
-from cli.node_step import idle_step
-from cli.output.lines import COMMAND
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.installation import Right
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.deep.claim import RunKind, claim_on
-from healthcheck.deep.job import JobState
-from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, is_tested
-from healthcheck.operations.drain import DrainPermissions, DrainPlan, cordon, cordoned_by, lift, why_kept
-from healthcheck.operations.next_step import NextStep, next_step
-from healthcheck.operations.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import adopted_records_on, is_adopted
-from healthcheck.verdict.record import RunRecord, StandingRecord
+from gpu_healthcheck.cli.eviction import NodeDrain, must_be_allowed, must_not_be_refused, warnings_of
+from gpu_healthcheck.cli.node_job import Following, JobKind, NodeJob
+from gpu_healthcheck.cli.node_requests import CouldNot, NodeRequests
+from gpu_healthcheck.cli.node_step import idle_step
+from gpu_healthcheck.cli.output.lines import COMMAND
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.cluster.installation import Right
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.deep.claim import RunKind, claim_on
+from gpu_healthcheck.healthcheck.deep.job import JobState
+from gpu_healthcheck.healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, is_tested
+from gpu_healthcheck.healthcheck.operations.drain import (
+    DrainPermissions,
+    DrainPlan,
+    cordon,
+    cordoned_by,
+    lift,
+    why_kept,
+)
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep, next_step
+from gpu_healthcheck.healthcheck.operations.quarantine_job import COMPONENT, CRON_JOB, job_name, quarantine_job
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import adopted_records_on, is_adopted
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord, StandingRecord
 
 PASSED, _RERUN = "return-to-service", "rerun"
 POLL_SECONDS = 2.0

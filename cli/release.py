@@ -14,27 +14,35 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
-from cli.access import cluster_of
-from cli.options import Context, Kubeconfig, RequestTimeout, Selector, complete_nodes, node_names, positive_seconds
-from cli.output.lines import print_line
-from cli.words import SEVERITY_STYLES, confirmed, explained
-from healthcheck.cluster.errors import ClusterError, NotFound, Refused
-from healthcheck.cluster.kubeconfig import Access, context_and_user
-from healthcheck.host.console import Screen
-from healthcheck.host.program import COULD_NOT, USAGE
-from healthcheck.host.streams import complain
-from healthcheck.memory.findings import Release
-from healthcheck.model import Severity, Status, counted
-from healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
-from healthcheck.operations.drain import cordoned_by, lift, why_kept
-from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import Fault, dump_release, faults_on, release_of
-from healthcheck.verdict.record import AgentRecord
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.cli.options import (
+    Context,
+    Kubeconfig,
+    RequestTimeout,
+    Selector,
+    complete_nodes,
+    node_names,
+    positive_seconds,
+)
+from gpu_healthcheck.cli.output.lines import print_line
+from gpu_healthcheck.cli.words import SEVERITY_STYLES, confirmed, explained
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, NotFound, Refused
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access, context_and_user
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, USAGE
+from gpu_healthcheck.healthcheck.host.streams import complain
+from gpu_healthcheck.healthcheck.memory.findings import Release
+from gpu_healthcheck.healthcheck.model import Severity, Status, counted
+from gpu_healthcheck.healthcheck.node.state import RELEASE, RESULTS, NodeState, annotated
+from gpu_healthcheck.healthcheck.operations.drain import cordoned_by, lift, why_kept
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import Fault, dump_release, faults_on, release_of
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord
 
 if TYPE_CHECKING:
-    from healthcheck.cluster.client import Cluster
+    from gpu_healthcheck.healthcheck.cluster.client import Cluster
 
 STILL_STANDS = 1
 Findings = frozenset[tuple[str, str, datetime]]
@@ -130,7 +138,7 @@ def release(  # noqa: PLR0913, PLR0917 - each is an option of the command
     if local:
         if nodes or selector:
             raise typer.BadParameter("--local releases this machine: give no node name and no -l")
-        from cli.local_release import release_here  # noqa: PLC0415 - only this form reads the local machine
+        from gpu_healthcheck.cli.local_release import release_here  # noqa: PLC0415 - only this form reads the local machine
 
         raise typer.Exit(release_here(by, reason, dry_run=dry_run))
     if bool(nodes) == bool(selector):

@@ -8,24 +8,24 @@ import typer
 from msgspec.structs import replace
 from rich.text import Text
 
-from cli.local_settings import LocalSettings, read_here
-from cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, form_of, one_of
-from cli.output.json_documents import write_as
-from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, end, severity_words
-from healthcheck.captures.blocks import CaptureError
-from healthcheck.captures.capture_files import Captures
-from healthcheck.captures.kind import InputKind
-from healthcheck.captures.replay import KERNEL_CHECKS, Replay
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks.expectation import Expectation
-from healthcheck.host.console import Screen
-from healthcheck.host.streams import say
-from healthcheck.memory.findings import ActiveFinding
-from healthcheck.text import boundary
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import Identity
-from healthcheck.verdict.verdict import Verdict, decide
+from gpu_healthcheck.cli.local_settings import LocalSettings, read_here
+from gpu_healthcheck.cli.options import AsJson, InstanceType, JsonOrYaml, OutputFormat, form_of, one_of
+from gpu_healthcheck.cli.output.json_documents import write_as
+from gpu_healthcheck.cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES, end, severity_words
+from gpu_healthcheck.healthcheck.captures.blocks import CaptureError
+from gpu_healthcheck.healthcheck.captures.capture_files import Captures
+from gpu_healthcheck.healthcheck.captures.kind import InputKind
+from gpu_healthcheck.healthcheck.captures.replay import KERNEL_CHECKS, Replay
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.streams import say
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding
+from gpu_healthcheck.healthcheck.text import boundary
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import Identity
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, decide
 
 Files = Annotated[
     list[str],
@@ -64,7 +64,7 @@ def replay(
         if captures.evidence is not None:
             code = _judge_cycle(files[0], captures.evidence, expected, form, verbose=verbose)
         elif captures.dcgm is not None:
-            from cli.replay_dcgm import judge_document  # noqa: PLC0415 - a log does not need the checks
+            from gpu_healthcheck.cli.replay_dcgm import judge_document  # noqa: PLC0415 - a log does not need the checks
 
             code = judge_document(files[0], captures.dcgm, captures.saved_at, expected, form)
         else:
@@ -88,9 +88,9 @@ def _judge_cycle(name: str, raw: bytes, expected: Expectation, form: OutputForma
 
     Raises CaptureError if the file is not a check cycle, or has invalid values.
     """
-    from cli.judged_cycle import judged  # noqa: PLC0415 - a log needs few checks, a check cycle all of them
-    from cli.output.cycle_table import show  # noqa: PLC0415
-    from healthcheck.captures import evidence_file  # noqa: PLC0415
+    from gpu_healthcheck.cli.judged_cycle import judged  # noqa: PLC0415 - a log needs few checks, a check cycle all of them
+    from gpu_healthcheck.cli.output.cycle_table import show  # noqa: PLC0415
+    from gpu_healthcheck.healthcheck.captures import evidence_file  # noqa: PLC0415
 
     try:
         cycle = evidence_file.read(raw)

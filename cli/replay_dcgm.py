@@ -10,14 +10,14 @@ from datetime import datetime
 from msgspec.structs import replace
 from rich.text import Text
 
-from cli import index
-from cli.options import OutputFormat
-from cli.output.json_documents import write_as
-from cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
-from healthcheck.captures.blocks import CaptureError
-from healthcheck.catalog.dcgm import return_of_text
-from healthcheck.catalog.policy import Policy
-from healthcheck.checks.dcgm_diag import (
+from gpu_healthcheck.cli import index
+from gpu_healthcheck.cli.options import OutputFormat
+from gpu_healthcheck.cli.output.json_documents import write_as
+from gpu_healthcheck.cli.words import EXIT_CODES, SEVERITY_STYLES, STATUS_STYLES
+from gpu_healthcheck.healthcheck.captures.blocks import CaptureError
+from gpu_healthcheck.healthcheck.catalog.dcgm import return_of_text
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.checks.dcgm_diag import (
     ALSO,
     FAMILY,
     LEVEL_2,
@@ -30,19 +30,19 @@ from healthcheck.checks.dcgm_diag import (
     rule_in,
     why_not_run_here,
 )
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.host.console import Screen
-from healthcheck.memory.deep_tests import after_deep_test, deep_result
-from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.model import Evidence, Finding, Now, Outcome
-from healthcheck.probes.dcgm.diag import DcgmReading
-from healthcheck.probes.dcgm.diag_answer import DiagAnswer, DiagError, DiagResult, read_answer
-from healthcheck.text import boundary
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import Identity
-from healthcheck.verdict.verdict import Verdict, decide
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.memory.deep_tests import after_deep_test, deep_result
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Memory
+from gpu_healthcheck.healthcheck.model import Evidence, Finding, Now, Outcome
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import DcgmReading
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import DiagAnswer, DiagError, DiagResult, read_answer
+from gpu_healthcheck.healthcheck.text import boundary
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import Identity
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, decide
 
 _LONGEST_SHOWN = 300
 _WORDS = {"pass": "passed", "fail": "failed", "skip": "was skipped", "not-run": "did not run", "unknown": "is unclear"}

@@ -10,8 +10,8 @@ import typer
 from msgspec.structs import asdict
 from rich.text import Text
 
-from cli.node_requests import CouldNot, NodeThreads
-from cli.options import (
+from gpu_healthcheck.cli.node_requests import CouldNot, NodeThreads
+from gpu_healthcheck.cli.options import (
     Context,
     Kubeconfig,
     RequestTimeout,
@@ -21,21 +21,21 @@ from cli.options import (
     node_names,
     positive_seconds,
 )
-from cli.output.json_documents import write_as
-from cli.output.lines import print_line, print_step
-from cli.output.progress import ProgressDisplay
-from cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome, ResetPlan
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.retries import Interrupted
-from healthcheck.deep.reset_plan import Step, gpu_name, needs_reboot
-from healthcheck.host.console import Screen
-from healthcheck.host.program import COULD_NOT, FAULT, INTERRUPTED
-from healthcheck.model import Status
-from healthcheck.operations.drain import DrainPermissions
-from healthcheck.operations.reset_job import job_name
-from healthcheck.text.boundary import as_json
-from healthcheck.text.printable import printable
+from gpu_healthcheck.cli.output.json_documents import write_as
+from gpu_healthcheck.cli.output.lines import print_line, print_step
+from gpu_healthcheck.cli.output.progress import ProgressDisplay
+from gpu_healthcheck.cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome, ResetPlan
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.retries import Interrupted
+from gpu_healthcheck.healthcheck.deep.reset_plan import Step, gpu_name, needs_reboot
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, FAULT, INTERRUPTED
+from gpu_healthcheck.healthcheck.model import Status
+from gpu_healthcheck.healthcheck.operations.drain import DrainPermissions
+from gpu_healthcheck.healthcheck.operations.reset_job import job_name
+from gpu_healthcheck.healthcheck.text.boundary import as_json
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 
 def _gpu(text: str) -> str:

@@ -14,23 +14,23 @@ from functools import cache, partial
 
 import structlog
 
-from cli.eviction import refused_evictions
-from cli.node_requests import CouldNot, NodeRequests
-from cli.output.progress import NodeProgress
-from cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, NotFound
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.retries import CommandRetries, Interrupted
-from healthcheck.deep.claim import RunKind
-from healthcheck.deep.reset_command import OPERANDS
-from healthcheck.deep.reset_plan import reset_targets
-from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
-from healthcheck.model import Status
-from healthcheck.node.state import MODE
-from healthcheck.operations.drain import DrainPermissions
-from healthcheck.operations.reset_job import (
+from gpu_healthcheck.cli.eviction import refused_evictions
+from gpu_healthcheck.cli.node_requests import CouldNot, NodeRequests
+from gpu_healthcheck.cli.output.progress import NodeProgress
+from gpu_healthcheck.cli.reset_node import POLL_SECONDS, NodeReset, ResetOptions, ResetOutcome
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, NotFound
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.cluster.retries import CommandRetries, Interrupted
+from gpu_healthcheck.healthcheck.deep.claim import RunKind
+from gpu_healthcheck.healthcheck.deep.reset_command import OPERANDS
+from gpu_healthcheck.healthcheck.deep.reset_plan import reset_targets
+from gpu_healthcheck.healthcheck.host.log import log_as_json
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, FAULT, Options, exit_code
+from gpu_healthcheck.healthcheck.model import Status
+from gpu_healthcheck.healthcheck.node.state import MODE
+from gpu_healthcheck.healthcheck.operations.drain import DrainPermissions
+from gpu_healthcheck.healthcheck.operations.reset_job import (
     AUTOMATION,
     MAY_NEED_RESET,
     is_left_off,

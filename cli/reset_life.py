@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.deep import reset_command
-from healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.deep import reset_command
+from gpu_healthcheck.healthcheck.node.state import NodeState
 
 
 class SignOfLife(threading.Thread):

@@ -15,20 +15,27 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from cli.eviction import Eviction, NodeDrain, eviction_effects, must_be_allowed, must_not_be_refused, warnings_of
-from cli.node_job import JobKind, NodeJob
-from cli.node_requests import CouldNot, NodeRequests, must_have
-from cli.node_step import node_step
-from cli.reset_life import SignOfLife
-from healthcheck.cluster.dra import DeviceTaints
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.cluster.installation import Right
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.retries import CommandRetries, Interrupted, TookTooLong
-from healthcheck.deep.attempts import INTERRUPTED, is_rebooted_at_once
-from healthcheck.deep.claim import Claim, RunKind, acquire, claim_on, release
-from healthcheck.deep.job import JobState
-from healthcheck.deep.reset_command import (
+from gpu_healthcheck.cli.eviction import (
+    Eviction,
+    NodeDrain,
+    eviction_effects,
+    must_be_allowed,
+    must_not_be_refused,
+    warnings_of,
+)
+from gpu_healthcheck.cli.node_job import JobKind, NodeJob
+from gpu_healthcheck.cli.node_requests import CouldNot, NodeRequests, must_have
+from gpu_healthcheck.cli.node_step import node_step
+from gpu_healthcheck.cli.reset_life import SignOfLife
+from gpu_healthcheck.healthcheck.cluster.dra import DeviceTaints
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
+from gpu_healthcheck.healthcheck.cluster.installation import Right
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.cluster.retries import CommandRetries, Interrupted, TookTooLong
+from gpu_healthcheck.healthcheck.deep.attempts import INTERRUPTED, is_rebooted_at_once
+from gpu_healthcheck.healthcheck.deep.claim import Claim, RunKind, acquire, claim_on, release
+from gpu_healthcheck.healthcheck.deep.job import JobState
+from gpu_healthcheck.healthcheck.deep.reset_command import (
     command_in,
     new_command,
     operands_before,
@@ -38,7 +45,7 @@ from healthcheck.deep.reset_command import (
     switch_off,
     switched_off,
 )
-from healthcheck.deep.reset_plan import (
+from gpu_healthcheck.healthcheck.deep.reset_plan import (
     ResetTarget,
     Step,
     awaits_reboot,
@@ -52,10 +59,10 @@ from healthcheck.deep.reset_plan import (
     why_not_reboot,
     why_not_reset,
 )
-from healthcheck.model import Severity, Status, counted
-from healthcheck.node.devices import DRIVER
-from healthcheck.node.gpu_resources import listed
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.model import Severity, Status, counted
+from gpu_healthcheck.healthcheck.node.devices import DRIVER
+from gpu_healthcheck.healthcheck.node.gpu_resources import listed
+from gpu_healthcheck.healthcheck.node.state import (
     REBOOT_REQUIRED,
     RESET_COMMAND,
     RESET_RESULT,
@@ -64,7 +71,7 @@ from healthcheck.node.state import (
     annotated,
     is_our_condition,
 )
-from healthcheck.operations.drain import (
+from gpu_healthcheck.healthcheck.operations.drain import (
     DrainPermissions,
     DrainPlan,
     EvictedPod,
@@ -75,14 +82,14 @@ from healthcheck.operations.drain import (
     plan_drain,
     title,
 )
-from healthcheck.operations.next_step import NextStep
-from healthcheck.operations.reset_job import AUTOMATION, COMPONENT, CRON_JOB, job_name, reset_job
-from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import adopted_records_on, has_adopted, is_adopted
-from healthcheck.verdict.node_events import cut
-from healthcheck.verdict.record import AgentRecord, ResetStepRow, RunRecord, StandingRecord
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep
+from gpu_healthcheck.healthcheck.operations.reset_job import AUTOMATION, COMPONENT, CRON_JOB, job_name, reset_job
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import adopted_records_on, has_adopted, is_adopted
+from gpu_healthcheck.healthcheck.verdict.node_events import cut
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord, ResetStepRow, RunRecord, StandingRecord
 
 T = TypeVar("T")
 POLL_SECONDS = 1.0

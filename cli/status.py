@@ -15,19 +15,28 @@ from msgspec import Struct, to_builtins
 from rich.console import Group
 from rich.live import Live
 
-from cli.access import acyclic, cluster_of, listings_of
-from cli.fleet import Fleet, NodeReport, fleet_document, read_fleet, read_node
-from cli.fleet_faults import rank
-from cli.options import Context, Kubeconfig, Prometheus, RequestTimeout, Selector, complete_nodes, node_names, one_of
-from cli.output.fleet_table import print_fleet, print_slow, watched
-from cli.output.json_documents import write_as
-from cli.output.node_page import node_document, node_in_place, node_lines
-from cli.words import end
-from healthcheck.cluster.errors import ClusterError, NotFound, Refused
-from healthcheck.cluster.kubeconfig import Access, context_and_user
-from healthcheck.host.console import Screen
-from healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
-from healthcheck.host.streams import say, write_document
+from gpu_healthcheck.cli.access import acyclic, cluster_of, listings_of
+from gpu_healthcheck.cli.fleet import Fleet, NodeReport, fleet_document, read_fleet, read_node
+from gpu_healthcheck.cli.fleet_faults import rank
+from gpu_healthcheck.cli.options import (
+    Context,
+    Kubeconfig,
+    Prometheus,
+    RequestTimeout,
+    Selector,
+    complete_nodes,
+    node_names,
+    one_of,
+)
+from gpu_healthcheck.cli.output.fleet_table import print_fleet, print_slow, watched
+from gpu_healthcheck.cli.output.json_documents import write_as
+from gpu_healthcheck.cli.output.node_page import node_document, node_in_place, node_lines
+from gpu_healthcheck.cli.words import end
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, NotFound, Refused
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access, context_and_user
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, INTERRUPTED, USAGE
+from gpu_healthcheck.healthcheck.host.streams import say, write_document
 
 T = TypeVar("T")
 _REFRESH_SECONDS = 5.0
@@ -150,7 +159,7 @@ class _View(Struct, Generic[T], frozen=True):
 
 def _print_rows(output: StatusFormat, access: Access, fleet: Fleet, *, wide: bool, headers: bool) -> None:
     if output is StatusFormat.HTML:
-        from cli.output import fleet_page  # noqa: PLC0415 - no other form needs its templates
+        from gpu_healthcheck.cli.output import fleet_page  # noqa: PLC0415 - no other form needs its templates
 
         write_document(fleet_page.text(fleet, datetime.now(UTC), context_and_user(access)[0]))
     elif output is StatusFormat.NAME:
@@ -181,9 +190,9 @@ def _print_node(output: StatusFormat, report: NodeReport) -> None:
 
 def _show_allocation(access: Access, prometheus: str, output: StatusFormat) -> None:
     """Print the pods that hold GPUs. Raises ClusterError if nothing can be listed, or the utilization is unknown."""
-    from cli.output import allocation_table  # noqa: PLC0415 - the fleet does not need it
-    from diagnosis.answers.live import read_allocation  # noqa: PLC0415
-    from diagnosis.report.document import cluster_document  # noqa: PLC0415
+    from gpu_healthcheck.cli.output import allocation_table  # noqa: PLC0415 - the fleet does not need it
+    from gpu_healthcheck.diagnosis.answers.live import read_allocation  # noqa: PLC0415
+    from gpu_healthcheck.diagnosis.report.document import cluster_document  # noqa: PLC0415
 
     with acyclic():
         allocation = read_allocation(listings_of(access), prometheus)

@@ -15,29 +15,37 @@ from time import sleep
 
 from msgspec.structs import replace
 
-from cli.words import end
-from healthcheck.captures.evidence_file import EvidenceCycle
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import CHECKS, checks_named, dcgm_diag, driver, driver_messages, gpu_siblings, groups_in
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.host.clock import now
-from healthcheck.host.opening import want_folder
-from healthcheck.host.streams import complain, say
-from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Acknowledgement, Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Check, Evidence, Host, Nature, Now, ProbeError, Shortage
-from healthcheck.node.state import INSTANCE_TYPE
-from healthcheck.probes import kernel_log, machine
-from healthcheck.probes.container_runtime.cri import RuntimeStatus
-from healthcheck.probes.efa.libfabric import Libfabric
-from healthcheck.probes.gpu_pods import GpuPods, read_pods_of
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import SUCCESS, DriverReading, Gpus
-from healthcheck.settings.declaration import IMDS
-from healthcheck.settings.reading import Settings, read_settings, unknown_keys
+from gpu_healthcheck.cli.words import end
+from gpu_healthcheck.healthcheck.captures.evidence_file import EvidenceCycle
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.checks import (
+    CHECKS,
+    checks_named,
+    dcgm_diag,
+    driver,
+    driver_messages,
+    gpu_siblings,
+    groups_in,
+)
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.host.clock import now
+from gpu_healthcheck.healthcheck.host.opening import want_folder
+from gpu_healthcheck.healthcheck.host.streams import complain, say
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile, MemoryFileError
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Host, Nature, Now, ProbeError, Shortage
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE
+from gpu_healthcheck.healthcheck.probes import kernel_log, machine
+from gpu_healthcheck.healthcheck.probes.container_runtime.cri import RuntimeStatus
+from gpu_healthcheck.healthcheck.probes.efa.libfabric import Libfabric
+from gpu_healthcheck.healthcheck.probes.gpu_pods import GpuPods, read_pods_of
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import SUCCESS, DriverReading, Gpus
+from gpu_healthcheck.healthcheck.settings.declaration import IMDS
+from gpu_healthcheck.healthcheck.settings.reading import Settings, read_settings, unknown_keys
 
 _ELSEWHERE = (
     "{} needs the whole node for hours: `gpu-healthcheck quarantine NODE` drains the node and runs it in a Job "
@@ -139,7 +147,7 @@ def _type_on_the_node() -> str:
     node_name = os.environ.get("NODE_NAME", "")
     if not node_name or "KUBERNETES_SERVICE_HOST" not in os.environ:
         return ""
-    from healthcheck.cluster.client import Cluster  # noqa: PLC0415 - only in the agent's pod
+    from gpu_healthcheck.healthcheck.cluster.client import Cluster  # noqa: PLC0415 - only in the agent's pod
 
     try:
         return Cluster().nodes.read(node_name).labels.get(INSTANCE_TYPE, "")

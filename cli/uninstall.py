@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.access import cluster_of
-from cli.options import Context, Kubeconfig, RequestTimeout
-from cli.words import confirmed, end, explained
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.host.console import Screen
-from healthcheck.host.program import COULD_NOT
-from healthcheck.host.streams import complain, say
-from healthcheck.model import PREFIX, Severity, counted
-from healthcheck.node.device_rules import DeviceRule
-from healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
-from healthcheck.operations.uninstall import (
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.cli.options import Context, Kubeconfig, RequestTimeout
+from gpu_healthcheck.cli.words import confirmed, end, explained
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT
+from gpu_healthcheck.healthcheck.host.streams import complain, say
+from gpu_healthcheck.healthcheck.model import PREFIX, Severity, counted
+from gpu_healthcheck.healthcheck.node.device_rules import DeviceRule
+from gpu_healthcheck.healthcheck.node.state import CORDONED_BY, ENABLED, STARTUP
+from gpu_healthcheck.healthcheck.operations.uninstall import (
     DELETE_FILES,
     DELETE_REST,
     SELECTOR,
@@ -29,13 +29,13 @@ from healthcheck.operations.uninstall import (
     patch,
     removal,
 )
-from healthcheck.text.naming import named
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
-    from healthcheck.cluster.client import Cluster
-    from healthcheck.cluster.dra import DeviceTaints
-    from healthcheck.cluster.jobs import PodOwner
+    from gpu_healthcheck.healthcheck.cluster.client import Cluster
+    from gpu_healthcheck.healthcheck.cluster.dra import DeviceTaints
+    from gpu_healthcheck.healthcheck.cluster.jobs import PodOwner
 
 LEFT = 1
 _MOST_NAMED = 5
@@ -68,7 +68,7 @@ def uninstall(
 
 
 def _uninstall(cluster: Cluster, console: Screen, *, dry_run: bool, yes: bool) -> int:
-    from healthcheck.cluster.dra import DeviceTaints  # noqa: PLC0415 - the help does not need the client
+    from gpu_healthcheck.healthcheck.cluster.dra import DeviceTaints  # noqa: PLC0415 - the help does not need the client
 
     gate = _gate(cluster, console)
     running = list(cluster.jobs.list_workloads(SELECTOR))

@@ -13,29 +13,29 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
-from cli import agent_pods, cluster_config
-from cli.access import cluster_of
-from cli.fleet import gpu_nodes
-from cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
-from cli.output.lines import print_rows
-from cli.words import end, explained
-from healthcheck.catalog import dcgm
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.names import AGENT, EVICT, NAMESPACE, POLICIES
-from healthcheck.host.console import Screen
-from healthcheck.host.program import COULD_NOT
-from healthcheck.host.streams import complain
-from healthcheck.model import counted
-from healthcheck.node.hami import is_shared
-from healthcheck.node.state import MOST_FIELD_MANAGERS, RESULTS, NodeState
-from healthcheck.text.naming import named
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord
+from gpu_healthcheck.cli import agent_pods, cluster_config
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.cli.fleet import gpu_nodes
+from gpu_healthcheck.cli.options import Context, Kubeconfig, RequestTimeout, seconds_of
+from gpu_healthcheck.cli.output.lines import print_rows
+from gpu_healthcheck.cli.words import end, explained
+from gpu_healthcheck.healthcheck.catalog import dcgm
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.names import AGENT, EVICT, NAMESPACE, POLICIES
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT
+from gpu_healthcheck.healthcheck.host.streams import complain
+from gpu_healthcheck.healthcheck.model import counted
+from gpu_healthcheck.healthcheck.node.hami import is_shared
+from gpu_healthcheck.healthcheck.node.state import MOST_FIELD_MANAGERS, RESULTS, NodeState
+from gpu_healthcheck.healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord
 
 if TYPE_CHECKING:
-    from healthcheck.cluster.client import Cluster
-    from healthcheck.settings.declaration import NodeSettings
+    from gpu_healthcheck.healthcheck.cluster.client import Cluster
+    from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
 
 _NUMBER = re.compile(r"\d{1,6}\Z", re.ASCII)
 Timeout = Annotated[
@@ -220,8 +220,8 @@ def engine_answers(nodes: Iterable[NodeState]) -> Iterator[Verification]:
 
 def _device_taint_answers(cluster: Cluster, shared_by_hami: Sequence[bool]) -> Iterator[Verification]:
     """Yield whether single GPUs can be closed: by DeviceTaintRules, and by HAMi on the nodes that it shares."""
-    from healthcheck.cluster.dra import NOT_SERVED, DeviceTaints  # noqa: PLC0415 - the help does not need it
-    from healthcheck.cluster.hami_schedulers import HamiSchedulers  # noqa: PLC0415 - the same
+    from gpu_healthcheck.healthcheck.cluster.dra import NOT_SERVED, DeviceTaints  # noqa: PLC0415 - the help does not need it
+    from gpu_healthcheck.healthcheck.cluster.hami_schedulers import HamiSchedulers  # noqa: PLC0415 - the same
 
     if not shared_by_hami or not all(shared_by_hami):
         served = DeviceTaints(cluster.connection).are_served()
@@ -238,7 +238,7 @@ def _device_taint_answers(cluster: Cluster, shared_by_hami: Sequence[bool]) -> I
 
 def _evict_answers(cluster: Cluster, values: NodeSettings) -> Iterator[Verification]:
     """Yield whether the evictions that EVICT_SEVERITY enables are possible; nothing if they are not enabled."""
-    from healthcheck.settings.node_overrides import parse_lines  # noqa: PLC0415 - loads pydantic
+    from gpu_healthcheck.healthcheck.settings.node_overrides import parse_lines  # noqa: PLC0415 - loads pydantic
 
     try:
         has_evict = cluster.pods.has_evict()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import healthcheck
-from cli.options import JsonOrYaml
-from cli.output.json_documents import write_as
-from healthcheck.host.streams import write_document
+from gpu_healthcheck import healthcheck
+from gpu_healthcheck.cli.options import JsonOrYaml
+from gpu_healthcheck.cli.output.json_documents import write_as
+from gpu_healthcheck.healthcheck.host.streams import write_document
 
 
 def version(output: JsonOrYaml = None) -> None:

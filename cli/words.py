@@ -6,10 +6,10 @@ from typing import NoReturn
 
 import typer
 
-from healthcheck.cluster.errors import Forbidden
-from healthcheck.host.program import INTERRUPTED, USAGE
-from healthcheck.host.streams import complain, write_document
-from healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden
+from gpu_healthcheck.healthcheck.host.program import INTERRUPTED, USAGE
+from gpu_healthcheck.healthcheck.host.streams import complain, write_document
+from gpu_healthcheck.healthcheck.model import Severity, Status
 
 EXIT_CODES = {Status.PASS: 0, Status.WARN: 0, Status.FAIL: 1, Status.UNKNOWN: 2}
 STATUS_STYLES = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from diagnosis.snapshot import Snapshot
+    from gpu_healthcheck.diagnosis.snapshot import Snapshot
 
 
 class CauseSeverity(IntEnum):

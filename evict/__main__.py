@@ -17,26 +17,26 @@ import structlog
 from msgspec import Struct, field
 from rich.text import Text
 
-from evict.evictor import Evictor, targets_on
-from evict.metrics import Metrics
-from evict.select import SELECTOR, fault_on, marks_of, plan_evictions, stands_back
-from evict.work import NodeWork
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.host import clock
-from healthcheck.host.console import Cell, Screen, TableColumn, fitted_table
-from healthcheck.host.http_server import HttpServer, Page, Request
-from healthcheck.host.log import log_as_json
-from healthcheck.host.metrics_page import metrics_page
-from healthcheck.host.program import COULD_NOT, FAULT, USAGE, Options, exit_code, stop_at_signals
-from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
-from healthcheck.model import Shortage
-from healthcheck.node.evictions import EvictionState, evictions_on
-from healthcheck.node.state import SEVERITY
-from healthcheck.settings.declaration import Folder, LogLevel, NodeSettings, Port
-from healthcheck.settings.reading import (
+from gpu_healthcheck.evict.evictor import Evictor, targets_on
+from gpu_healthcheck.evict.metrics import Metrics
+from gpu_healthcheck.evict.select import SELECTOR, fault_on, marks_of, plan_evictions, stands_back
+from gpu_healthcheck.evict.work import NodeWork
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.host.console import Cell, Screen, TableColumn, fitted_table
+from gpu_healthcheck.healthcheck.host.http_server import HttpServer, Page, Request
+from gpu_healthcheck.healthcheck.host.log import log_as_json
+from gpu_healthcheck.healthcheck.host.metrics_page import metrics_page
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, FAULT, USAGE, Options, exit_code, stop_at_signals
+from gpu_healthcheck.healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
+from gpu_healthcheck.healthcheck.model import Shortage
+from gpu_healthcheck.healthcheck.node.evictions import EvictionState, evictions_on
+from gpu_healthcheck.healthcheck.node.state import SEVERITY
+from gpu_healthcheck.healthcheck.settings.declaration import Folder, LogLevel, NodeSettings, Port
+from gpu_healthcheck.healthcheck.settings.reading import (
     Settings,
     SettingsError,
     as_folder,
@@ -45,8 +45,8 @@ from healthcheck.settings.reading import (
     read_variables,
     seen_in,
 )
-from healthcheck.text.durations import timeout
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.durations import timeout
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 log = structlog.get_logger()
 

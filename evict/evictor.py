@@ -17,20 +17,44 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evict.metrics import Metrics
-from evict.select import EvictionPlan, Fault, Target, fault_on, is_selected, plan_evictions, stands_back, targets
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import Blocked, ClusterError, Conflict, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.host import clock
-from healthcheck.model import counted
-from healthcheck.node.evictions import VALID, EvictionState, NodeEvictions, PodEviction, eviction_text, evictions_on
-from healthcheck.node.state import EVICT, NodeState, annotated
-from healthcheck.operations.drain import has_ended
-from healthcheck.settings.declaration import NodeSettings
-from healthcheck.text.moments import timestamp
-from healthcheck.text.naming import named
-from healthcheck.verdict.budget import allowed
-from healthcheck.verdict.node_events import InvolvedPod, NodeEvent, cut, event_name
+from gpu_healthcheck.evict.metrics import Metrics
+from gpu_healthcheck.evict.select import (
+    EvictionPlan,
+    Fault,
+    Target,
+    fault_on,
+    is_selected,
+    plan_evictions,
+    stands_back,
+    targets,
+)
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import (
+    Blocked,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    Refused,
+    Unavailable,
+)
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.model import counted
+from gpu_healthcheck.healthcheck.node.evictions import (
+    VALID,
+    EvictionState,
+    NodeEvictions,
+    PodEviction,
+    eviction_text,
+    evictions_on,
+)
+from gpu_healthcheck.healthcheck.node.state import EVICT, NodeState, annotated
+from gpu_healthcheck.healthcheck.operations.drain import has_ended
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.verdict.budget import allowed
+from gpu_healthcheck.healthcheck.verdict.node_events import InvolvedPod, NodeEvent, cut, event_name
 
 log = structlog.get_logger()
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
-from healthcheck.host.metrics_page import Metric
-from healthcheck.node.evictions import EvictionState, NodeEvictions
+from gpu_healthcheck.healthcheck.host.metrics_page import Metric
+from gpu_healthcheck.healthcheck.node.evictions import EvictionState, NodeEvictions
 
 _RESULTS = ("requested", "refused", "failed")
 _NAMESPACE = "gpu_healthcheck"

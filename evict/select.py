@@ -12,17 +12,17 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.deep.claim import claim_on
-from healthcheck.model import Severity, Status
-from healthcheck.node.evictions import MOST_PODS, EvictionState, PodEviction
-from healthcheck.node.gpu_resources import GpuPod, gpu_pod
-from healthcheck.node.state import EVICT, RELEASE, RESULTS, SEVERITY, STATUS, TAINT, NodeState
-from healthcheck.node.tolerations import tolerates
-from healthcheck.operations.drain import has_ended, why_stays
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.deep.claim import claim_on
+from gpu_healthcheck.healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.node.evictions import MOST_PODS, EvictionState, PodEviction
+from gpu_healthcheck.healthcheck.node.gpu_resources import GpuPod, gpu_pod
+from gpu_healthcheck.healthcheck.node.state import EVICT, RELEASE, RESULTS, SEVERITY, STATUS, TAINT, NodeState
+from gpu_healthcheck.healthcheck.node.tolerations import tolerates
+from gpu_healthcheck.healthcheck.operations.drain import has_ended, why_stays
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord
 
 _SEVERITIES = (Severity.REBOOT.name, Severity.ISOLATE.name)
 SELECTOR = f"{SEVERITY} in ({','.join(_SEVERITIES)})"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
-from healthcheck.cluster.errors import ClusterError, Conflict
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict
 
 log = structlog.get_logger()
 

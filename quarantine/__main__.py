@@ -10,16 +10,16 @@ from functools import partial
 
 import structlog
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.host.program import COULD_NOT, FAULT, Options, RunRefused, exit_code, lock_machine
-from healthcheck.model import Status
-from healthcheck.settings.job_program import JobSettings, run_program
-from healthcheck.settings.reading import Settings
-from healthcheck.text.boundary import as_json
-from quarantine.node_marks import QuarantineMarks
-from quarantine.recommendation import Recommendation
-from quarantine.run import QuarantineRun
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, FAULT, Options, RunRefused, exit_code, lock_machine
+from gpu_healthcheck.healthcheck.model import Status
+from gpu_healthcheck.healthcheck.settings.job_program import JobSettings, run_program
+from gpu_healthcheck.healthcheck.settings.reading import Settings
+from gpu_healthcheck.healthcheck.text.boundary import as_json
+from gpu_healthcheck.quarantine.node_marks import QuarantineMarks
+from gpu_healthcheck.quarantine.recommendation import Recommendation
+from gpu_healthcheck.quarantine.run import QuarantineRun
 
 log = structlog.get_logger()
 

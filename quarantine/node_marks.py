@@ -14,19 +14,19 @@ from typing import NoReturn
 import structlog
 from msgspec.structs import replace
 
-from healthcheck.checks.driver import being_changed
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Unavailable
-from healthcheck.cluster.retries import RetryLimits
-from healthcheck.deep.claim import Claim, Claimant, RunKind
-from healthcheck.host.program import RunRefused
-from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchFor, is_tested
-from healthcheck.text.moments import timestamp
-from healthcheck.text.naming import named
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import has_adopted
-from healthcheck.verdict.record import RunRecord
-from quarantine.quarantine_record import KIND, QuarantineProgress, RunStart, render
+from gpu_healthcheck.healthcheck.checks.driver import being_changed
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Unavailable
+from gpu_healthcheck.healthcheck.cluster.retries import RetryLimits
+from gpu_healthcheck.healthcheck.deep.claim import Claim, Claimant, RunKind
+from gpu_healthcheck.healthcheck.host.program import RunRefused
+from gpu_healthcheck.healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState, PatchFor, is_tested
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import has_adopted
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.quarantine.quarantine_record import KIND, QuarantineProgress, RunStart, render
 
 log = structlog.get_logger()
 

@@ -13,23 +13,45 @@ from datetime import datetime
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.catalog import dcgm
-from healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce, rdma_loopback
-from healthcheck.deep import causes
-from healthcheck.deep.deep_record import by_reason
-from healthcheck.memory import exits
-from healthcheck.memory.exits import ESCALATE_WITHIN
-from healthcheck.memory.findings import Memory, gpu_identity
-from healthcheck.memory.reason_names import SLOW
-from healthcheck.memory.rows import FindingRow, row_of
-from healthcheck.model import Check, Finding, Nature, Outcome, Passed, Severity, Status, Unobserved
-from healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
-from healthcheck.text.moments import moment_or_none, timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import Fault, adopted_records_on, counts, deep_faults, is_adopted, released_at
-from healthcheck.verdict.record import DEEP, AgentRecord, CauseRow, CheckRow, HistoryRow, RecordError, RunRecord
-from healthcheck.verdict.verdict import status_of, worst
-from quarantine.recommendation import Advice, GroupResult, Recommendation, Returned, RunResult, recommend
+from gpu_healthcheck.healthcheck.catalog import dcgm
+from gpu_healthcheck.healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce, rdma_loopback
+from gpu_healthcheck.healthcheck.deep import causes
+from gpu_healthcheck.healthcheck.deep.deep_record import by_reason
+from gpu_healthcheck.healthcheck.memory import exits
+from gpu_healthcheck.healthcheck.memory.exits import ESCALATE_WITHIN
+from gpu_healthcheck.healthcheck.memory.findings import Memory, gpu_identity
+from gpu_healthcheck.healthcheck.memory.reason_names import SLOW
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow, row_of
+from gpu_healthcheck.healthcheck.model import Check, Finding, Nature, Outcome, Passed, Severity, Status, Unobserved
+from gpu_healthcheck.healthcheck.node.state import QUARANTINE_RESULT, RESULTS, NodeState
+from gpu_healthcheck.healthcheck.text.moments import moment_or_none, timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import (
+    Fault,
+    adopted_records_on,
+    counts,
+    deep_faults,
+    is_adopted,
+    released_at,
+)
+from gpu_healthcheck.healthcheck.verdict.record import (
+    DEEP,
+    AgentRecord,
+    CauseRow,
+    CheckRow,
+    HistoryRow,
+    RecordError,
+    RunRecord,
+)
+from gpu_healthcheck.healthcheck.verdict.verdict import status_of, worst
+from gpu_healthcheck.quarantine.recommendation import (
+    Advice,
+    GroupResult,
+    Recommendation,
+    Returned,
+    RunResult,
+    recommend,
+)
 
 MOST_RUNS, MOST_FINDINGS = 5, 6
 _LONGEST_NAME, _LONGEST_IDENTITY = 120, 64

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from healthcheck.model import Finding, Severity, Status
-from healthcheck.verdict.record import LEVEL_4
+from gpu_healthcheck.healthcheck.model import Finding, Severity, Status
+from gpu_healthcheck.healthcheck.verdict.record import LEVEL_4
 
 
 class Recommendation(StrEnum):

@@ -15,30 +15,30 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce, rdma_loopback
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.diagnostic import Diagnostic, run_diagnostic
-from healthcheck.host.nvidia_report import BugReport
-from healthcheck.model import Check, Evidence, Host, Outcome, Probe, ProbeError, Severity, Unobserved
-from healthcheck.node.state import INSTANCE_TYPE, NodeState
-from healthcheck.probes.dcgm.diag import Dcgm
-from healthcheck.probes.dcgm.engine import choose_engine
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, EfaLoopback
-from healthcheck.probes.gpu_load.load_run import GpuLoad
-from healthcheck.probes.gpu_load.speeds import LoadReading
-from healthcheck.probes.ib_loopback import RDMA_LOOPBACK, RdmaLoopback
-from healthcheck.probes.kernel_log import boot_id
-from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult
-from healthcheck.probes.nccl import AllReduce, AllReduceReading
-from healthcheck.probes.nvml.driver import read_driver_once
-from healthcheck.probes.nvml.gpus import NVML, DriverReading
-from healthcheck.settings.job_program import JobSettings
-from healthcheck.settings.reading import Settings
-from healthcheck.verdict.record import RunRecord
-from quarantine.node_marks import QuarantineMarks
-from quarantine.quarantine_record import (
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.checks import dcgm_diag, efa_loopback, gpu_load, nccl_allreduce, rdma_loopback
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.deep.diagnostic import Diagnostic, run_diagnostic
+from gpu_healthcheck.healthcheck.host.nvidia_report import BugReport
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Host, Outcome, Probe, ProbeError, Severity, Unobserved
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE, NodeState
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import Dcgm
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import choose_engine
+from gpu_healthcheck.healthcheck.probes.efa.loopback import EFA_LOOPBACK, EfaLoopback
+from gpu_healthcheck.healthcheck.probes.gpu_load.load_run import GpuLoad
+from gpu_healthcheck.healthcheck.probes.gpu_load.speeds import LoadReading
+from gpu_healthcheck.healthcheck.probes.ib_loopback import RDMA_LOOPBACK, RdmaLoopback
+from gpu_healthcheck.healthcheck.probes.kernel_log import boot_id
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult
+from gpu_healthcheck.healthcheck.probes.nccl import AllReduce, AllReduceReading
+from gpu_healthcheck.healthcheck.probes.nvml.driver import read_driver_once
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading
+from gpu_healthcheck.healthcheck.settings.job_program import JobSettings
+from gpu_healthcheck.healthcheck.settings.reading import Settings
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.quarantine.node_marks import QuarantineMarks
+from gpu_healthcheck.quarantine.quarantine_record import (
     TESTS,
     QuarantineProgress,
     QuarantineTestResult,

@@ -9,17 +9,17 @@ from functools import partial
 
 import structlog
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.deep.reset_command import LOCK
-from healthcheck.deep.reset_plan import boot_name, gpu_name
-from healthcheck.host.program import COULD_NOT, FAULT, Options, RunRefused, exit_code, lock_machine
-from healthcheck.model import Status
-from healthcheck.operations.reset_job import job_name
-from healthcheck.settings.job_program import run_program
-from healthcheck.settings.reading import Settings
-from repair.marks import ResetMarks
-from repair.steps import ResetRun, ResetSettings
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.deep.reset_command import LOCK
+from gpu_healthcheck.healthcheck.deep.reset_plan import boot_name, gpu_name
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, FAULT, Options, RunRefused, exit_code, lock_machine
+from gpu_healthcheck.healthcheck.model import Status
+from gpu_healthcheck.healthcheck.operations.reset_job import job_name
+from gpu_healthcheck.healthcheck.settings.job_program import run_program
+from gpu_healthcheck.healthcheck.settings.reading import Settings
+from gpu_healthcheck.repair.marks import ResetMarks
+from gpu_healthcheck.repair.steps import ResetRun, ResetSettings
 
 log = structlog.get_logger()
 

@@ -21,19 +21,19 @@ from typing import Any, Self
 import structlog
 from msgspec import Struct
 
-from healthcheck.host import host_files
-from healthcheck.host.command import ChildError, MissedDeadline, Program
-from healthcheck.host.open_devices import OpenDevices
-from healthcheck.host.opening import entries_of, is_gone, names_in, read
-from healthcheck.model import Host, ProbeError, Shortage
-from healthcheck.node.gpu_resources import gpu_pod
-from healthcheck.operations.drain import HolderKind, holder_kind, title
-from healthcheck.probes.container_runtime import processes
-from healthcheck.probes.driver_files import NVIDIA_MAJOR
-from healthcheck.probes.kubelet_pods import uid_of
-from healthcheck.probes.nvml.library import places_by_version, resolve_inside
-from healthcheck.probes.pod_resources import PodDevices, holds_gpus, read_pod_resources
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.command import ChildError, MissedDeadline, Program
+from gpu_healthcheck.healthcheck.host.open_devices import OpenDevices
+from gpu_healthcheck.healthcheck.host.opening import entries_of, is_gone, names_in, read
+from gpu_healthcheck.healthcheck.model import Host, ProbeError, Shortage
+from gpu_healthcheck.healthcheck.node.gpu_resources import gpu_pod
+from gpu_healthcheck.healthcheck.operations.drain import HolderKind, holder_kind, title
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes
+from gpu_healthcheck.healthcheck.probes.driver_files import NVIDIA_MAJOR
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import uid_of
+from gpu_healthcheck.healthcheck.probes.nvml.library import places_by_version, resolve_inside
+from gpu_healthcheck.healthcheck.probes.pod_resources import PodDevices, holds_gpus, read_pod_resources
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 log = structlog.get_logger()
 

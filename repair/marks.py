@@ -13,19 +13,19 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Unavailable
-from healthcheck.cluster.retries import RetryLimits
-from healthcheck.deep import reset_command
-from healthcheck.deep.claim import Annotations, Claimant, RunKind
-from healthcheck.deep.reset_command import Silence, restored, returned, switched_off, switched_on
-from healthcheck.deep.reset_plan import drained, obstacles, why_not_offered
-from healthcheck.host.program import RunRefused
-from healthcheck.model import Status
-from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, PatchFor, annotated
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RunRecord
-from repair.record import ResetProgress, ResetStart, render
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Unavailable
+from gpu_healthcheck.healthcheck.cluster.retries import RetryLimits
+from gpu_healthcheck.healthcheck.deep import reset_command
+from gpu_healthcheck.healthcheck.deep.claim import Annotations, Claimant, RunKind
+from gpu_healthcheck.healthcheck.deep.reset_command import Silence, restored, returned, switched_off, switched_on
+from gpu_healthcheck.healthcheck.deep.reset_plan import drained, obstacles, why_not_offered
+from gpu_healthcheck.healthcheck.host.program import RunRefused
+from gpu_healthcheck.healthcheck.model import Status
+from gpu_healthcheck.healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, PatchFor, annotated
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.repair.record import ResetProgress, ResetStart, render
 
 log = structlog.get_logger()
 

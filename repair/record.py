@@ -10,17 +10,17 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from healthcheck.deep.deep_record import by_reason
-from healthcheck.deep.reset_plan import ResetScope, ScopeRow, Step, scope_of
-from healthcheck.memory.rows import row_of
-from healthcheck.model import Finding, Nature, Passed, Status, Unobserved
-from healthcheck.node.state import RESET_RESULT, NodeState
-from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
-from healthcheck.probes.pci import PciFunction
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import CauseRow, ResetGpuRow, ResetStepRow, RunRecord
-from healthcheck.verdict.verdict import worst
+from gpu_healthcheck.healthcheck.deep.deep_record import by_reason
+from gpu_healthcheck.healthcheck.deep.reset_plan import ResetScope, ScopeRow, Step, scope_of
+from gpu_healthcheck.healthcheck.memory.rows import row_of
+from gpu_healthcheck.healthcheck.model import Finding, Nature, Passed, Status, Unobserved
+from gpu_healthcheck.healthcheck.node.state import RESET_RESULT, NodeState
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import SUCCESS, Gpu
+from gpu_healthcheck.healthcheck.probes.pci import PciFunction
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import CauseRow, ResetGpuRow, ResetStepRow, RunRecord
+from gpu_healthcheck.healthcheck.verdict.verdict import worst
 
 
 class Selection(Struct, frozen=True):

@@ -20,34 +20,40 @@ import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import gpu_load
-from healthcheck.checks.dcgm_diag import LEVEL_2
-from healthcheck.checks.examine import CHECK_FAILED, failure, judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.deep.diagnostic import run_diagnostic
-from healthcheck.deep.reset_plan import ResetScope, Step
-from healthcheck.host.nvidia_report import BugReport
-from healthcheck.host.program import RunRefused
-from healthcheck.model import Check, Host, Outcome, ProbeError, Severity, Status, Unobserved
-from healthcheck.node.state import INSTANCE_TYPE, REBOOT_REQUIRED, RESET_RESULT, NodeState, is_our_condition
-from healthcheck.operations.drain import HolderKind
-from healthcheck.probes.dcgm.diag import Dcgm
-from healthcheck.probes.dcgm.engine import choose_engine
-from healthcheck.probes.gpu_load.load_run import SHORT_DEADLINE_SECONDS, SHORT_SECONDS, GpuLoad
-from healthcheck.probes.kernel_log import boot_id
-from healthcheck.probes.nvml.driver import read_driver_once
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
-from healthcheck.probes.nvml.pause import LONGEST_SECONDS, end_pause, start_pause
-from healthcheck.probes.pci import read_functions
-from healthcheck.probes.services import FABRIC_MANAGER, enabled_of, read_services
-from healthcheck.settings.declaration import Folder
-from healthcheck.settings.job_program import JobSettings
-from healthcheck.settings.reading import Settings
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import ResetGpuRow, RunRecord
-from repair.host_programs import (
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.checks import gpu_load
+from gpu_healthcheck.healthcheck.checks.dcgm_diag import LEVEL_2
+from gpu_healthcheck.healthcheck.checks.examine import CHECK_FAILED, failure, judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.deep.diagnostic import run_diagnostic
+from gpu_healthcheck.healthcheck.deep.reset_plan import ResetScope, Step
+from gpu_healthcheck.healthcheck.host.nvidia_report import BugReport
+from gpu_healthcheck.healthcheck.host.program import RunRefused
+from gpu_healthcheck.healthcheck.model import Check, Host, Outcome, ProbeError, Severity, Status, Unobserved
+from gpu_healthcheck.healthcheck.node.state import (
+    INSTANCE_TYPE,
+    REBOOT_REQUIRED,
+    RESET_RESULT,
+    NodeState,
+    is_our_condition,
+)
+from gpu_healthcheck.healthcheck.operations.drain import HolderKind
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import Dcgm
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import choose_engine
+from gpu_healthcheck.healthcheck.probes.gpu_load.load_run import SHORT_DEADLINE_SECONDS, SHORT_SECONDS, GpuLoad
+from gpu_healthcheck.healthcheck.probes.kernel_log import boot_id
+from gpu_healthcheck.healthcheck.probes.nvml.driver import read_driver_once
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
+from gpu_healthcheck.healthcheck.probes.nvml.pause import LONGEST_SECONDS, end_pause, start_pause
+from gpu_healthcheck.healthcheck.probes.pci import read_functions
+from gpu_healthcheck.healthcheck.probes.services import FABRIC_MANAGER, enabled_of, read_services
+from gpu_healthcheck.healthcheck.settings.declaration import Folder
+from gpu_healthcheck.healthcheck.settings.job_program import JobSettings
+from gpu_healthcheck.healthcheck.settings.reading import Settings
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import ResetGpuRow, RunRecord
+from gpu_healthcheck.repair.host_programs import (
     FABRIC_MANAGER_UNIT,
     RESET_SECONDS,
     Holder,
@@ -60,8 +66,8 @@ from repair.host_programs import (
     open_in,
     request_reboot,
 )
-from repair.marks import HANDED_OVER, ResetMarks
-from repair.record import ResetProgress, ResetStart, Selection, after_reset, select, why_not_working
+from gpu_healthcheck.repair.marks import HANDED_OVER, ResetMarks
+from gpu_healthcheck.repair.record import ResetProgress, ResetStart, Selection, after_reset, select, why_not_working
 
 log = structlog.get_logger()
 

@@ -7,11 +7,11 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from sim.api_gate import RequestGate
-from sim.api_objects import Object, RefusedError, bad_request
-from sim.api_requests import Request, Target, parse_target
-from sim.api_store import patch_of
-from sim.loopback import LoopbackAnswers
+from gpu_healthcheck.sim.api_gate import RequestGate
+from gpu_healthcheck.sim.api_objects import Object, RefusedError, bad_request
+from gpu_healthcheck.sim.api_requests import Request, Target, parse_target
+from gpu_healthcheck.sim.api_store import patch_of
+from gpu_healthcheck.sim.loopback import LoopbackAnswers
 
 JSON = {"Content-Type": "application/json"}
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sim.api_requests import Request, logged_refusal
-from sim.api_store import ApiStore
+from gpu_healthcheck.sim.api_requests import Request, logged_refusal
+from gpu_healthcheck.sim.api_store import ApiStore
 
 
 @dataclass

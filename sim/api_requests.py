@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qsl
 
-from sim.api_objects import RESOURCES, Object, RefusedError, Resource, bad_request, selected
+from gpu_healthcheck.sim.api_objects import RESOURCES, Object, RefusedError, Resource, bad_request, selected
 
 PATH = re.compile(
     r"^/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))"

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from sim.api_answers import ApiAnswers
-from sim.api_gate import RequestGate
-from sim.api_objects import MERGE_PATCH, NAMESPACES, NODES, RUNTIME_CLASSES, Object, patched
-from sim.control_plane import objects
-from sim.loopback import LoopbackServer
+from gpu_healthcheck.sim import cluster_objects
+from gpu_healthcheck.sim.api_answers import ApiAnswers
+from gpu_healthcheck.sim.api_gate import RequestGate
+from gpu_healthcheck.sim.api_objects import MERGE_PATCH, NAMESPACES, NODES, RUNTIME_CLASSES, Object, patched
+from gpu_healthcheck.sim.loopback import LoopbackServer
 
 _NODE_INFO = (
     *("machineID", "kernelVersion", "osImage", "containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion"),
@@ -66,7 +66,7 @@ class ApiStandIn(RequestGate):
     # -- changes by a person or a cloud, independent of the program under test
 
     def add_node(self, name: str, instance_type: str = "p5.48xlarge") -> Object:
-        node = objects.node(name, {"nvidia.com/gpu.present": "true"}, instance_type, datetime.now(UTC), {})
+        node = cluster_objects.node(name, {"nvidia.com/gpu.present": "true"}, instance_type, datetime.now(UTC), {})
         node["metadata"]["annotations"] = {}
         node["status"]["nodeInfo"] = {
             **dict.fromkeys(_NODE_INFO, "simulated"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from sim.api_objects import (
+from gpu_healthcheck.sim.api_objects import (
     Object,
     Resource,
     already_exists,

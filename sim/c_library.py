@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-BUILD_DIRECTORY = Path(__file__).parent.parent / "build"
+BUILD_DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-healthcheck" / "simulation"
 FLAGS = ("-std=gnu11", "-Wall", "-Wextra", "-O2", "-shared", "-fPIC")
 
 
@@ -27,7 +27,7 @@ def build(source: Path, name: str, *flags: str) -> Path:
     identity = source.read_bytes() + repr(command).encode() + platform.machine().encode()
     library = BUILD_DIRECTORY / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.so"
     if not library.exists():
-        BUILD_DIRECTORY.mkdir(exist_ok=True)
+        BUILD_DIRECTORY.mkdir(parents=True, exist_ok=True)
         _compile([*find_compiler(), *command, str(source)], library)
     return library
 
@@ -42,7 +42,7 @@ def find_compiler() -> list[str]:
         return [sys.executable, "-m", "ziglang", "cc"]
     raise CompilerError(
         "no C compiler for the simulation: install gcc or clang, set CC, "
-        "or take the one that comes as a Python package: pip install ziglang (our extra `cc`)"
+        "or take the one that comes as a Python package: pip install ziglang"
     )
 
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from sim import c_library
+from gpu_healthcheck.sim import c_library
 
-SOURCE = Path(__file__).parent / "cuda" / "cuda.c"
+SOURCE = Path(__file__).parent / "cuda.c"
 
 
 def build() -> Path:

@@ -17,9 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sim.api_stand_in import ApiStandIn
-from sim.imds import SimulatedImds
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sim.imds import SimulatedImds
+from gpu_healthcheck.sim.node import SimulatedNode
 
 NODE = "gpu-node-1"
 PREFIX = "gpu-healthcheck.aws-samples.io"
@@ -56,7 +56,9 @@ class Stage:
         }
         started = time.monotonic()
         with (self.folder / "agent.log").open("ab") as log:
-            self.agent = subprocess.Popen([sys.executable, "-m", "sim.impatient_agent"], env=environment, stderr=log)
+            self.agent = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gpu_healthcheck.sim.impatient_agent"], env=environment, stderr=log
+            )
         return started
 
     def stop_agent(self) -> None:

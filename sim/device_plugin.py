@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from healthcheck.model import PREFIX
-from sim.control_plane import ControlPlane
-from sim.host_services import Container
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.host_services import Container
+from gpu_healthcheck.sim.node import SimulatedNode
 
 DEPLOY = "nvidia.com/gpu.deploy.device-plugin"
 """Label by which the GPU operator runs it on a node."""

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane import ControlPlane
 
 DRIVER = "gpu.nvidia.com"
 XID_TAINT = f"{DRIVER}/xid"

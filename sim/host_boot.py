@@ -6,10 +6,10 @@ import threading
 from dataclasses import dataclass, field
 from typing import Self
 
-from sim.control_plane import ControlPlane
-from sim.device_plugin import DevicePlugin
-from sim.kubelet import Kubelets
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.device_plugin import DevicePlugin
+from gpu_healthcheck.sim.kubelet import Kubelets
+from gpu_healthcheck.sim.node import SimulatedNode
 
 _POLL_SECONDS = 0.1
 

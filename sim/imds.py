@@ -6,7 +6,7 @@ import threading
 from http import HTTPStatus
 from typing import Any, Self
 
-from sim.loopback import LoopbackAnswers, LoopbackServer
+from gpu_healthcheck.sim.loopback import LoopbackAnswers, LoopbackServer
 
 TOKEN_PATH = "/latest/api/token"
 LONGEST_TOKEN_SECONDS = 21600

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from agent.process.agent_program import main
-from healthcheck.probes.nvml import driver
+from gpu_healthcheck.agent.process.agent_program import main
+from gpu_healthcheck.healthcheck.probes.nvml import driver
 
 DEADLINE_SECONDS = 5.0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from sim.mlx5_ports import NETWORKS, Mlx5Function
+from gpu_healthcheck.sim.mlx5_ports import NETWORKS, Mlx5Function
 
 _GIB = 1 << 30
 _FIRST_GPU_BUS, _BUSES_PER_GPU = 0x53, 0x11

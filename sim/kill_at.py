@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sim import c_library
+from gpu_healthcheck.sim import c_library
 
-SOURCE = Path(__file__).parent / "kill_at" / "kill_at.c"
+SOURCE = Path(__file__).parent / "kill_at.c"
 
 When = Literal["before", "after"]
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sim.control_plane import ControlPlane, ControlPlaneError
-from sim.control_plane.files import write_kubeconfig
-from sim.node import DCGM_PROGRAMS
+from gpu_healthcheck.sim.control_plane import ControlPlane, ControlPlaneError
+from gpu_healthcheck.sim.control_plane.files import write_kubeconfig
+from gpu_healthcheck.sim.node import DCGM_PROGRAMS
 
 _POLL_SECONDS = 0.1
 _TOKEN_SECONDS = 7 * 86400

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlparse
 
-from sim.control_plane import ControlPlane
-from sim.loopback import LoopbackAnswers, LoopbackServer
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.loopback import LoopbackAnswers, LoopbackServer
 
 
 class KubeletLogs:

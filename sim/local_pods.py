@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from healthcheck.probes.kubelet_pods import PODS_API
-from sim.pod_resources import SocketAnswer, serving_pod_resources
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import PODS_API
+from gpu_healthcheck.sim.pod_resources import SocketAnswer, serving_pod_resources
 
 
 def serving_local_pods(root: Path, gpus: Mapping[str, str]) -> AbstractContextManager[None]:

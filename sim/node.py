@@ -14,16 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from healthcheck.probes.driver_files import NVIDIA_MAJOR
-from sim import cuda_library, nvml_library
-from sim.container_runtime import ContainerRuntime
-from sim.hami import Hami
-from sim.host_services import HostServices
-from sim.instance_types import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, MACHINES, SHAPES
-from sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
-from sim.new_files import write_new
-from sim.pci_tree import DEVICE_COUNTERS, PciFunction, PciTree, efa_name
-from sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus, values_after_reboot
+from gpu_healthcheck.healthcheck.probes.driver_files import NVIDIA_MAJOR
+from gpu_healthcheck.sim import cuda_library, nvml_library
+from gpu_healthcheck.sim.container_runtime import ContainerRuntime
+from gpu_healthcheck.sim.hami import Hami
+from gpu_healthcheck.sim.host_services import HostServices
+from gpu_healthcheck.sim.instance_types import FABRIC_MANAGER_RUNS_ON, IMEX_RUNS_ON, MACHINES, SHAPES
+from gpu_healthcheck.sim.kernel_log import INFO, KernelRecord, SimulatedKernelLog, monotonic_us
+from gpu_healthcheck.sim.new_files import write_new
+from gpu_healthcheck.sim.pci_tree import DEVICE_COUNTERS, PciFunction, PciTree, efa_name
+from gpu_healthcheck.sim.simulated_gpu import SimulatedGpu, healthy_values, invent_gpus, values_after_reboot
 
 DRIVER_VERSION = "570.133.20"
 CUDA_MAJOR = 12

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from sim.mlx5_ports import Mlx5Function
-from sim.new_files import write_new
+from gpu_healthcheck.sim.mlx5_ports import Mlx5Function
+from gpu_healthcheck.sim.new_files import write_new
 
 MLX5_DRIVER = "mlx5_core"
 

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from healthcheck.host.grpc_child import QUESTIONS, message_classes
-from healthcheck.probes.pod_resources import SOCKETS
+from gpu_healthcheck.healthcheck.host.grpc_child import QUESTIONS, message_classes
+from gpu_healthcheck.healthcheck.probes.pod_resources import SOCKETS
 
 _GPU = "nvidia.com/gpu"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 
-from healthcheck.host.grpc_child import Question, message_classes
+from gpu_healthcheck.healthcheck.host.grpc_child import Question, message_classes
 
 RESOURCE = "nvidia.com/gpu"
 XIDS = "device-plugin/xids"

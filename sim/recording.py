@@ -15,15 +15,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sim.api_objects import CONFIG_MAPS, JOBS, PODS
-from sim.api_stand_in import ApiStandIn
-from sim.control_plane.objects import NAMESPACE
-from sim.demo import NODE, Stage, becomes_healthy, falls_off_the_bus
-from sim.imds import SimulatedImds
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.api_objects import CONFIG_MAPS, JOBS, PODS
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sim.cluster_objects import NAMESPACE
+from gpu_healthcheck.sim.demo import NODE, Stage, becomes_healthy, falls_off_the_bus
+from gpu_healthcheck.sim.imds import SimulatedImds
+from gpu_healthcheck.sim.node import SimulatedNode
 from tools import cast
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 DEMO = "make demo"
 ON_THE_CLUSTER = (
     "gpu-healthcheck status",

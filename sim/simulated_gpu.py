@@ -4,8 +4,8 @@ import binascii
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthcheck.probes.nvml.gpus import READINGS
-from sim.instance_types import GpuModel, InstanceShape
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import READINGS
+from gpu_healthcheck.sim.instance_types import GpuModel, InstanceShape
 
 MOST_MIG_DEVICES = 7
 

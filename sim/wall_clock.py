@@ -4,9 +4,9 @@ import os
 import struct
 from pathlib import Path
 
-from sim import c_library
+from gpu_healthcheck.sim import c_library
 
-SOURCE = Path(__file__).parent / "wall_clock" / "wall_clock.c"
+SOURCE = Path(__file__).parent / "wall_clock.c"
 
 
 class WallClock:

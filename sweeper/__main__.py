@@ -11,21 +11,21 @@ from functools import partial
 import structlog
 from rich.text import Text
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.deep.job import TemplateError
-from healthcheck.host.console import Cell, Screen, TableColumn, fitted_table
-from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, Options, exit_code
-from healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
-from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
-from healthcheck.text.durations import timeout
-from healthcheck.text.moments import timestamp
-from sweeper.select import Decision
-from sweeper.settings import SweeperSettings, cluster_values
-from sweeper.sweep import Sweep, SweepPlan
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.deep.job import TemplateError
+from gpu_healthcheck.healthcheck.host.console import Cell, Screen, TableColumn, fitted_table
+from gpu_healthcheck.healthcheck.host.log import log_as_json
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, Options, exit_code
+from gpu_healthcheck.healthcheck.host.streams import complain, end_with_whoever_reads, take_any_text
+from gpu_healthcheck.healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
+from gpu_healthcheck.healthcheck.text.durations import timeout
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sweeper.select import Decision
+from gpu_healthcheck.sweeper.settings import SweeperSettings, cluster_values
+from gpu_healthcheck.sweeper.sweep import Sweep, SweepPlan
 
 log = structlog.get_logger()
 

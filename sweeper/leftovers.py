@@ -13,10 +13,10 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from healthcheck.deep.claim import RunKind, claim_on, clear
-from healthcheck.deep.job import JobState
-from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import Slot, oldest_first
+from gpu_healthcheck.healthcheck.deep.claim import RunKind, claim_on, clear
+from gpu_healthcheck.healthcheck.deep.job import JobState
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.verdict.budget import Slot, oldest_first
 
 
 class Leftovers(Struct, frozen=True):

@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.deep.claim import claim_on
-from healthcheck.deep.due import (
+from gpu_healthcheck.healthcheck.deep.claim import claim_on
+from gpu_healthcheck.healthcheck.deep.due import (
     Attempt,
     DeepTest,
     engine_obstacle,
@@ -20,12 +20,12 @@ from healthcheck.deep.due import (
     last_deep_test,
     obstacle,
 )
-from healthcheck.deep.job import COMPONENT_LABEL, JobName, JobState, job_on, pod_of, short_name
-from healthcheck.node.devices import CLAIM_TEMPLATE
-from healthcheck.node.gpu_resources import GpuPod
-from healthcheck.node.state import INSTANCE_TYPE, KEEPS_AWAY, RESULTS, NodeState
-from healthcheck.node.tolerations import tolerates
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.deep.job import COMPONENT_LABEL, JobName, JobState, job_on, pod_of, short_name
+from gpu_healthcheck.healthcheck.node.devices import CLAIM_TEMPLATE
+from gpu_healthcheck.healthcheck.node.gpu_resources import GpuPod
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE, KEEPS_AWAY, RESULTS, NodeState
+from gpu_healthcheck.healthcheck.node.tolerations import tolerates
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 _RETRY_SHARE = 4
 """A node whose last run had no verdict is tried again after a quarter of the interval."""

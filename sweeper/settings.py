@@ -7,8 +7,8 @@ from pathlib import Path
 import structlog
 from msgspec import Struct, field
 
-from healthcheck.settings.declaration import Folder, LogLevel, NodeName, NodeSettings
-from healthcheck.settings.reading import read_settings, unknown_keys
+from gpu_healthcheck.healthcheck.settings.declaration import Folder, LogLevel, NodeName, NodeSettings
+from gpu_healthcheck.healthcheck.settings.reading import read_settings, unknown_keys
 
 log = structlog.get_logger()
 

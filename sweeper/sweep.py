@@ -16,21 +16,29 @@ from typing import Any, TypeVar
 import structlog
 from msgspec import Struct
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.cluster.retries import RetryLimits
-from healthcheck.deep.claim import Claim, Claimant, RunKind, claim_on, clear, is_marked
-from healthcheck.deep.due import Attempt, obstacle
-from healthcheck.deep.job import JobState, TemplateError
-from healthcheck.host import clock
-from healthcheck.node.devices import AllocatedDevices
-from healthcheck.node.state import NodeState, with_devices
-from healthcheck.settings.declaration import NodeSettings
-from healthcheck.verdict.budget import Slot
-from healthcheck.verdict.taint_decision import says_devices
-from sweeper.leftovers import FreedSlot, Leftovers, SlotOwner, find_leftovers, is_working, kept_without_agent, unowned
-from sweeper.select import (
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.cluster.retries import RetryLimits
+from gpu_healthcheck.healthcheck.deep.claim import Claim, Claimant, RunKind, claim_on, clear, is_marked
+from gpu_healthcheck.healthcheck.deep.due import Attempt, obstacle
+from gpu_healthcheck.healthcheck.deep.job import JobState, TemplateError
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.node.devices import AllocatedDevices
+from gpu_healthcheck.healthcheck.node.state import NodeState, with_devices
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.verdict.budget import Slot
+from gpu_healthcheck.healthcheck.verdict.taint_decision import says_devices
+from gpu_healthcheck.sweeper.leftovers import (
+    FreedSlot,
+    Leftovers,
+    SlotOwner,
+    find_leftovers,
+    is_working,
+    kept_without_agent,
+    unowned,
+)
+from gpu_healthcheck.sweeper.select import (
     SELECTOR,
     Candidate,
     Decision,

@@ -18,32 +18,32 @@ from typing import Any, TypeVar
 import structlog
 from msgspec.structs import replace
 
-from healthcheck.catalog import dcgm
-from healthcheck.checks.expectation import Expectation
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.cluster.retries import RetryLimits
-from healthcheck.deep.deep_record import CompletedRun, render
-from healthcheck.deep.diagnostic import run_diagnostic
-from healthcheck.deep.due import is_verdict, keeping_verdict
-from healthcheck.host import clock
-from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, Options, exit_code, stop_at_signals
-from healthcheck.host.streams import complain
-from healthcheck.model import ProbeError, Unobserved
-from healthcheck.node.state import SWEEP_RESULT, NodeState, annotated
-from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
-from healthcheck.probes.kernel_log import boot_id
-from healthcheck.probes.nvml.driver import read_driver_once
-from healthcheck.probes.nvml.gpus import NVML, DriverReading
-from healthcheck.settings.declaration import NodeSettings
-from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
-from healthcheck.text.boundary import as_json
-from healthcheck.text.moments import is_future
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import adopted_records_on
-from healthcheck.verdict.record import RunRecord
-from sweeper.settings import SweepRunSettings, cluster_values
+from gpu_healthcheck.healthcheck.catalog import dcgm
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from gpu_healthcheck.healthcheck.cluster.retries import RetryLimits
+from gpu_healthcheck.healthcheck.deep.deep_record import CompletedRun, render
+from gpu_healthcheck.healthcheck.deep.diagnostic import run_diagnostic
+from gpu_healthcheck.healthcheck.deep.due import is_verdict, keeping_verdict
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.host.log import log_as_json
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, Options, exit_code, stop_at_signals
+from gpu_healthcheck.healthcheck.host.streams import complain
+from gpu_healthcheck.healthcheck.model import ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.node.state import SWEEP_RESULT, NodeState, annotated
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
+from gpu_healthcheck.healthcheck.probes.kernel_log import boot_id
+from gpu_healthcheck.healthcheck.probes.nvml.driver import read_driver_once
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
+from gpu_healthcheck.healthcheck.text.boundary import as_json
+from gpu_healthcheck.healthcheck.text.moments import is_future
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import adopted_records_on
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.sweeper.settings import SweepRunSettings, cluster_values
 
 log = structlog.get_logger()
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from sim import containerd
-from sim.control_plane import ControlPlane, binaries, install, install_device_taints
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim import containerd
+from gpu_healthcheck.sim.control_plane import ControlPlane, binaries, install, install_device_taints
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests import tiers
 from tools.go_programs.build import NoProgramError
 

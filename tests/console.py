@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from cli import app
+from gpu_healthcheck.cli import app
 
 
 def typed(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sim.scenarios import Scenario
+from gpu_healthcheck.sim.scenarios import Scenario
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sim.control_plane import DEVICE_TAINT_RULES, ControlPlane
+from gpu_healthcheck.sim.control_plane import DEVICE_TAINT_RULES, ControlPlane
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 DRIVER = "gpu.nvidia.com"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healthcheck.node.evictions import VALID, EvictionState, PodEviction, eviction_text
-from healthcheck.node.state import EVICT
+from gpu_healthcheck.healthcheck.node.evictions import VALID, EvictionState, PodEviction, eviction_text
+from gpu_healthcheck.healthcheck.node.state import EVICT
 
 FINDING = "Xid79 gpu/0000:18:00.0"
 BUDGET_ANSWER = (

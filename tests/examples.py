@@ -5,19 +5,29 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healthcheck.checks.examine import with_policy
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.xid import read_xid
-from healthcheck.memory.cycles import JudgedCycle, after_cycle
-from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.model import PREFIX, Finding, KernelEvent, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
-from healthcheck.node.state import NodeState
-from healthcheck.probes.kernel_log import Record
-from healthcheck.verdict.budget import HELD, SlotGrant
-from healthcheck.verdict.node_patch import NodePatch, plan
-from healthcheck.verdict.record import Identity
-from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
-from healthcheck.verdict.verdict import Verdict
+from gpu_healthcheck.healthcheck.checks.examine import with_policy
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.xid import read_xid
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Memory
+from gpu_healthcheck.healthcheck.model import (
+    PREFIX,
+    Finding,
+    KernelEvent,
+    Nature,
+    Now,
+    Outcome,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.verdict.budget import HELD, SlotGrant
+from gpu_healthcheck.healthcheck.verdict.node_patch import NodePatch, plan
+from gpu_healthcheck.healthcheck.verdict.record import Identity
+from gpu_healthcheck.healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict
 
 WALL = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 MONOTONIC = 50_000.0

@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from sim.control_plane.build import minor_binaries, other_minors
+from gpu_healthcheck.sim.control_plane.build import minor_binaries, other_minors
 from tools.go_programs.build import ProgramError
 
 ROOT = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from sim.control_plane import MANIFESTS
+from gpu_healthcheck.sim.control_plane import MANIFESTS
 
 OVERLAYS = MANIFESTS.parent / "overlays"
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from sim.loopback import LoopbackAnswers, LoopbackServer
+from gpu_healthcheck.sim.loopback import LoopbackAnswers, LoopbackServer
 
 Series = dict[str, Any]
 JSON = {"Content-Type": "application/json"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.control_plane import ControlPlane, install
+from gpu_healthcheck.sim.control_plane import ControlPlane, install
 from tests import tiers
 
 if TYPE_CHECKING:

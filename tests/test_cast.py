@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from sim.recording import COMMANDS, LONGEST_SECONDS, ON_THE_CLUSTER, record_the_cluster
+from gpu_healthcheck.sim.recording import COMMANDS, LONGEST_SECONDS, ON_THE_CLUSTER, record_the_cluster
 from tests.markup import HOSTILE, LIVE, parsed
 from tools import cast
 from tools.cast import COLUMNS, ROWS, Cast, Event, Header, Recorder, Screen, read, screen_of, svg

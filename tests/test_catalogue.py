@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
 from tools import catalogue
 
 HEADINGS = (

@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 _FOLDERS = (
-    *("agent", "charts", "cli", "diagnosis", "docs", "healthcheck", "kubernetes", "quarantine", "sim"),
-    *("sweeper", "tests", "tools"),
+    *("agent", "charts", "cli", "diagnosis", "docs", "evict", "gpu_healthcheck", "healthcheck", "kubernetes"),
+    *("quarantine", "repair", "sim", "sweeper", "tests", "tools"),
 )
 _BLOCK = re.compile(r"^ *```((?:python|toml)(?: \w+)?)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _ROW = re.compile(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
@@ -27,7 +27,7 @@ _TWIN = {"NVIDIA H200": "NVIDIA H100 80GB HBM3", '"GpuModelDifferent"': '""', '"
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     for folder in _FOLDERS:
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
@@ -144,7 +144,7 @@ def test_the_metric_of_the_guide_is_counted_and_documented(copy: Path) -> None:
         8,
     )
 
-    python(copy, "-c", f"from agent.telemetry import Telemetry\n{code['python test']}")
+    python(copy, "-c", f"from gpu_healthcheck.agent.telemetry import Telemetry\n{code['python test']}")
     python(copy, "-m", "tools.docs")
 
     assert "| `gpu_healthcheck_driver_reloads_total` | counter |" in (copy / "docs/metrics.md").read_text()

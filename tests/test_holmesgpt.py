@@ -20,7 +20,7 @@ import pytest
 import yaml
 from jinja2 import Template
 
-from cli.app import COMMANDS, command_of
+from gpu_healthcheck.cli.app import COMMANDS, command_of
 from tests.cli.cluster import ROOT
 
 FILE = ROOT / "docs/holmesgpt-toolset.yaml"

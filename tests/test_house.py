@@ -14,21 +14,21 @@ import msgspec
 import pytest
 import yaml
 
-from agent.process.settings import AgentSettings
-from agent.telemetry import Telemetry
-from cli import index
-from diagnosis import causes
-from healthcheck import checks
-from healthcheck.catalog.profiles import PROFILES_FILE
-from healthcheck.checks import driver_messages, driver_reasons
-from healthcheck.memory import reason_names
-from healthcheck.model import Check, Reason, Severity, UnobservedCause
-from healthcheck.settings.declaration import NodeSettings, settings_of
-from healthcheck.settings.reading import read_settings
-from healthcheck.verdict.acknowledgement import UNEXPLAINED
-from repair.steps import ResetSettings
-from sim.scenarios import Expected, Scenario, scenarios
-from sweeper.settings import SweeperSettings
+from gpu_healthcheck.agent.process.settings import AgentSettings
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.cli import index
+from gpu_healthcheck.diagnosis import causes
+from gpu_healthcheck.healthcheck import checks
+from gpu_healthcheck.healthcheck.catalog.profiles import PROFILES_FILE
+from gpu_healthcheck.healthcheck.checks import driver_messages, driver_reasons
+from gpu_healthcheck.healthcheck.memory import reason_names
+from gpu_healthcheck.healthcheck.model import Check, Reason, Severity, UnobservedCause
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings, settings_of
+from gpu_healthcheck.healthcheck.settings.reading import read_settings
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import UNEXPLAINED
+from gpu_healthcheck.repair.steps import ResetSettings
+from gpu_healthcheck.sim.scenarios import Expected, Scenario, scenarios
+from gpu_healthcheck.sweeper.settings import SweeperSettings
 from tools import docs, explain_index, manifests
 
 ROOT = Path(__file__).parents[1]

@@ -71,7 +71,7 @@ def test_krew_archive_has_modules_of_all_pythons(tmp_path: Path) -> None:
     )
 
     assert {name.removeprefix("lib/") for name in packed(ours, *two)} == {
-        *("kubectl-gpu_healthcheck", "LICENSE", "__main__.py", "cli/app.py"),
+        *("kubectl-gpu_healthcheck", "LICENSE", "__main__.py", "gpu_healthcheck/cli/app.py"),
         *("a/__init__.py", "a/b.cpython-311.so", "a/b.cpython-312.so", "a-1.dist-info/METADATA"),
     }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane import ControlPlane
 
 ROOT = Path(__file__).parents[1]
 OTHERS = ("agent", "cli", "evict", "healthcheck", "quarantine", "repair", "sweeper")

@@ -14,11 +14,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from agent.telemetry import MOST_FINDINGS, DeepRun, Telemetry
-from healthcheck import __version__
-from healthcheck.host.metrics_page import MetricsText
-from healthcheck.memory.findings import ActiveFinding
-from healthcheck.model import Finding, KernelEvent, Nature, Severity, Status
+from gpu_healthcheck.agent.telemetry import MOST_FINDINGS, DeepRun, Telemetry
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.healthcheck.host.metrics_page import MetricsText
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding
+from gpu_healthcheck.healthcheck.model import Finding, KernelEvent, Nature, Severity, Status
 from tests.hostile import HOSTILE
 
 ACCEPTED = ("text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0")

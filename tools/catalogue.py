@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.xid import actions
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.xid import actions
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 COLUMNS = {
     "type (xid)": "type",

@@ -17,21 +17,21 @@ from typing import Any
 import yaml
 from msgspec import to_builtins
 
-from agent.telemetry import Telemetry
-from diagnosis.causes import OF_WORKLOADS
-from diagnosis.model import Cause
-from evict.metrics import METRICS
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.profiles import FORM, PROFILES_FILE
-from healthcheck.catalog.sxid import CLASSES, sxid_table
-from healthcheck.catalog.xid import severity_of, xid_table
-from healthcheck.checks import CHECKS, DEEP_CHECKS
-from healthcheck.memory.cycles import CYCLES_TO_CONFIRM
-from healthcheck.memory.exit_table import EXITS
-from healthcheck.memory.reason_names import SLOW
-from healthcheck.model import Check, Reason, Severity
-from healthcheck.settings.declaration import NodeSettings, settings_of
-from quarantine.recommendation import TABLE
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.diagnosis.causes import OF_WORKLOADS
+from gpu_healthcheck.diagnosis.model import Cause
+from gpu_healthcheck.evict.metrics import METRICS
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.profiles import FORM, PROFILES_FILE
+from gpu_healthcheck.healthcheck.catalog.sxid import CLASSES, sxid_table
+from gpu_healthcheck.healthcheck.catalog.xid import severity_of, xid_table
+from gpu_healthcheck.healthcheck.checks import CHECKS, DEEP_CHECKS
+from gpu_healthcheck.healthcheck.memory.cycles import CYCLES_TO_CONFIRM
+from gpu_healthcheck.healthcheck.memory.exit_table import EXITS
+from gpu_healthcheck.healthcheck.memory.reason_names import SLOW
+from gpu_healthcheck.healthcheck.model import Check, Reason, Severity
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings, settings_of
+from gpu_healthcheck.quarantine.recommendation import TABLE
 from tools import cast, explain_index, man_page
 from tools.chart import CHART, values
 from tools.explain_index import CAUSES

@@ -7,21 +7,21 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from agent.telemetry import Telemetry
-from cli.index import REASON, SETTING, Declared, IndexEntry, KnownText
-from diagnosis.causes import CAUSES as DIAGNOSES
-from diagnosis.causes.components import HINTS
-from diagnosis.causes.pod_startup_table import START_FIXES
-from healthcheck import checks
-from healthcheck.captures import capture_files as captures
-from healthcheck.catalog.policy import RELOAD, STEPS
-from healthcheck.catalog.profiles import PROFILES_FILE
-from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
-from healthcheck.deep import causes as deep
-from healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM
-from healthcheck.model import Severity, UnobservedCause
-from healthcheck.settings.declaration import NodeSettings, by_key, settings_of, written
-from healthcheck.verdict.acknowledgement import UNEXPLAINED
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.cli.index import REASON, SETTING, Declared, IndexEntry, KnownText
+from gpu_healthcheck.diagnosis.causes import CAUSES as DIAGNOSES
+from gpu_healthcheck.diagnosis.causes.components import HINTS
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import START_FIXES
+from gpu_healthcheck.healthcheck import checks
+from gpu_healthcheck.healthcheck.captures import capture_files as captures
+from gpu_healthcheck.healthcheck.catalog.policy import RELOAD, STEPS
+from gpu_healthcheck.healthcheck.catalog.profiles import PROFILES_FILE
+from gpu_healthcheck.healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, SHORT_NAMES, dcgm_diag
+from gpu_healthcheck.healthcheck.deep import causes as deep
+from gpu_healthcheck.healthcheck.memory.kernel_events import REPEATS, REPEATS_FROM
+from gpu_healthcheck.healthcheck.model import Severity, UnobservedCause
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings, by_key, settings_of, written
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import UNEXPLAINED
 
 _PROFILES = "Expected devices of an instance type, one type per line: type|gpus|efa|nvlink|provider[|roce]."
 _FINDINGS, _CAUSES, _ALERTS = "docs/findings.md", "docs/causes.md", "docs/alerts.md"

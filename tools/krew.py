@@ -24,7 +24,7 @@ from zipfile import ZipFile
 
 import yaml
 
-import healthcheck
+from gpu_healthcheck import healthcheck
 from tools.release.packages import reproducible_archive
 
 _ROOT = Path(__file__).parents[1]
@@ -58,7 +58,7 @@ _MAIN = f"""\
 import sys
 
 sys.argv[0] = {PROGRAM!r}
-from cli.__main__ import main
+from gpu_healthcheck.cli.__main__ import main
 
 main()
 """
@@ -85,8 +85,7 @@ def _members(wheel: Path) -> Iterator[tuple[str, bytes]]:
     with ZipFile(wheel) as zipped:
         for name in zipped.namelist():
             if not name.endswith("/") and _is_wanted(name):
-                # Our packages are in the same folder as the others, because each is called by its own name.
-                yield name.removeprefix("gpu_healthcheck/"), zipped.read(name)
+                yield name, zipped.read(name)
 
 
 def _is_wanted(name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cli.app import COMMANDS, PROGRAMS, command_of
+from gpu_healthcheck.cli.app import COMMANDS, PROGRAMS, command_of
 
 PAGE = Path(__file__).parents[1] / "cli" / "gpu-healthcheck.1"
 _HEAD = """\

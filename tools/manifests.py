@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
 
-from healthcheck.catalog.profiles import PROFILES_FILE
+from gpu_healthcheck.healthcheck.catalog.profiles import PROFILES_FILE
 from tools import chart
 from tools.chart.settings import settings_lines
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
+ROOT_PACKAGE = "gpu_healthcheck"
 PRODUCT = ("agent", "cli", "diagnosis", "evict", "healthcheck", "quarantine", "repair", "sweeper")
 
 
@@ -33,7 +34,7 @@ LIMITS = {
 @cache
 def graph() -> grimp.ImportGraph:
     """Return the imports of the product."""
-    return grimp.build_graph(*PRODUCT, cache_dir=None)
+    return grimp.build_graph(ROOT_PACKAGE, cache_dir=None)
 
 
 def arrows(package: str) -> Counter[tuple[str, str]]:
@@ -43,7 +44,7 @@ def arrows(package: str) -> Counter[tuple[str, str]]:
 
 def imports_between_parts(package: str) -> Iterator[tuple[str, str]]:
     """Yield importing and imported part of each import that leaves a part."""
-    for module in graph().find_descendants(package):
+    for module in graph().find_descendants(f"{ROOT_PACKAGE}.{package}"):
         for imported in graph().find_modules_directly_imported_by(module):
             pair = (part_of(module, package), part_of(imported, package))
             if all(pair) and pair[0] != pair[1]:
@@ -52,8 +53,8 @@ def imports_between_parts(package: str) -> Iterator[tuple[str, str]]:
 
 def part_of(module: str, package: str) -> str:
     """Return the module's part of the package; '' for another package, and for the root itself."""
-    root, _, rest = module.partition(".")
-    return rest.partition(".")[0] if root == package else ""
+    _, root, *parts = module.split(".")
+    return parts[0] if parts and root == package else ""
 
 
 def levels(below: Mapping[str, set[str]]) -> int:
@@ -66,7 +67,7 @@ def levels(below: Mapping[str, set[str]]) -> int:
 
 def counts(package: str) -> dict[str, int]:
     """Return the number of parts, levels and arrows of a package. Raises CycleError."""
-    parts = {child.rpartition(".")[2] for child in graph().find_children(package)}
+    parts = {child.rpartition(".")[2] for child in graph().find_children(f"{ROOT_PACKAGE}.{package}")}
     pairs = arrows(package)
     below = {part: {imported for importer, imported in pairs if importer == part} for part in parts}
     return {"parts": len(parts), "levels": levels(below), "arrows": len(pairs)}

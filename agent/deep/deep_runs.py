@@ -14,24 +14,24 @@ from typing import Any, Protocol
 import structlog
 from msgspec import Struct
 
-from agent.deep.level_2 import Level2
-from agent.deep.marks import KIND, DeepTestMarks, OwnNode
-from agent.state.agent_state import AgentState
-from agent.state.ledger import Failures
-from agent.telemetry import DeepRun, Telemetry
-from healthcheck.checks.dcgm_diag import LEVEL_2
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.deep.deep_record import CompletedRun, render
-from healthcheck.deep.diagnostic import Diagnostic, run_diagnostic
-from healthcheck.deep.due import OVERDUE_INTERVALS, is_overdue, is_swept, last_deep_test
-from healthcheck.model import Now, Outcome, Probe, ProbeError, Severity, Unobserved
-from healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
-from healthcheck.probes.nvml.gpus import NVML
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import has_adopted
-from healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.agent.deep.level_2 import Level2
+from gpu_healthcheck.agent.deep.marks import KIND, DeepTestMarks, OwnNode
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.ledger import Failures
+from gpu_healthcheck.agent.telemetry import DeepRun, Telemetry
+from gpu_healthcheck.healthcheck.checks.dcgm_diag import LEVEL_2
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.deep.deep_record import CompletedRun, render
+from gpu_healthcheck.healthcheck.deep.diagnostic import Diagnostic, run_diagnostic
+from gpu_healthcheck.healthcheck.deep.due import OVERDUE_INTERVALS, is_overdue, is_swept, last_deep_test
+from gpu_healthcheck.healthcheck.model import Now, Outcome, Probe, ProbeError, Severity, Unobserved
+from gpu_healthcheck.healthcheck.node.state import QUARANTINE_RESULT, SWEEP_RESULT, NodeState
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import has_adopted
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
 
 log = structlog.get_logger()
 

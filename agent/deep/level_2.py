@@ -10,16 +10,16 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from agent.state.agent_state import AgentState
-from healthcheck.checks.xid import may_be_of_a_test
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.deep.diagnostic import Diagnostic, Idleness
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes import diagnostics
-from healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
-from healthcheck.probes.dcgm.engine import Engine, choose_engine
-from healthcheck.probes.kernel_log import Record
-from healthcheck.probes.pod_resources import are_claimed, read_gpu_holders
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.healthcheck.checks.xid import may_be_of_a_test
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.deep.diagnostic import Diagnostic, Idleness
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes import diagnostics
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import Dcgm, level_2_patience_seconds
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import Engine, choose_engine
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.probes.pod_resources import are_claimed, read_gpu_holders
 
 
 class Level2:

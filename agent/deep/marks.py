@@ -18,19 +18,19 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.retries import RetryLimits
-from healthcheck.deep.claim import Claim, Claimant, RunKind
-from healthcheck.deep.deep_record import deep_record, records_to_adopt
-from healthcheck.deep.due import keeping_verdict, obstacle
-from healthcheck.host import node_file
-from healthcheck.host.node_file import NotAFile
-from healthcheck.model import Now, ProbeError
-from healthcheck.node.devices import NodeDevices
-from healthcheck.node.state import SWEEP_RESULT, NodeState, PatchFor, annotated
-from healthcheck.text.moments import is_future
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.cluster.retries import RetryLimits
+from gpu_healthcheck.healthcheck.deep.claim import Claim, Claimant, RunKind
+from gpu_healthcheck.healthcheck.deep.deep_record import deep_record, records_to_adopt
+from gpu_healthcheck.healthcheck.deep.due import keeping_verdict, obstacle
+from gpu_healthcheck.healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.host.node_file import NotAFile
+from gpu_healthcheck.healthcheck.model import Now, ProbeError
+from gpu_healthcheck.healthcheck.node.devices import NodeDevices
+from gpu_healthcheck.healthcheck.node.state import SWEEP_RESULT, NodeState, PatchFor, annotated
+from gpu_healthcheck.healthcheck.text.moments import is_future
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
 
 log = structlog.get_logger()
 

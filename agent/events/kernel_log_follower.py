@@ -13,12 +13,12 @@ import structlog
 import tenacity
 from msgspec.structs import replace
 
-from agent.events import record_judge
-from agent.events.record_judge import RecordJudge
-from healthcheck.checks import KERNEL_LINES
-from healthcheck.checks.examine import failure
-from healthcheck.model import ProbeError
-from healthcheck.probes.kernel_log import KERNEL_FACILITY, KernelLog, Record, RecordBatch, kmsg_path
+from gpu_healthcheck.agent.events import record_judge
+from gpu_healthcheck.agent.events.record_judge import RecordJudge
+from gpu_healthcheck.healthcheck.checks import KERNEL_LINES
+from gpu_healthcheck.healthcheck.checks.examine import failure
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.probes.kernel_log import KERNEL_FACILITY, KernelLog, Record, RecordBatch, kmsg_path
 
 log = structlog.get_logger()
 

@@ -14,21 +14,21 @@ from pathlib import Path
 import structlog
 from msgspec.structs import replace
 
-from agent.deep.level_2 import DeepProcesses
-from agent.node.reporter import Reporter
-from agent.state.agent_state import AgentState
-from agent.state.ledger import Ledger
-from agent.telemetry import Telemetry
-from healthcheck.checks import driver_messages
-from healthcheck.checks.driver import being_changed
-from healthcheck.checks.examine import CHECK_FAILED, RECORD_SET_ASIDE, failure, judge
-from healthcheck.checks.xid import named_pid
-from healthcheck.memory.kernel_events import maybe_reused
-from healthcheck.model import Evidence, Outcome, ProbeError, Unobserved
-from healthcheck.probes.container_runtime import processes
-from healthcheck.probes.kernel_log import RING, UNREADABLE, Record, RecordBatch, is_packet_filters
-from healthcheck.probes.pci import FUNCTIONS
-from healthcheck.text.printable import printable
+from gpu_healthcheck.agent.deep.level_2 import DeepProcesses
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.ledger import Ledger
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks import driver_messages
+from gpu_healthcheck.healthcheck.checks.driver import being_changed
+from gpu_healthcheck.healthcheck.checks.examine import CHECK_FAILED, RECORD_SET_ASIDE, failure, judge
+from gpu_healthcheck.healthcheck.checks.xid import named_pid
+from gpu_healthcheck.healthcheck.memory.kernel_events import maybe_reused
+from gpu_healthcheck.healthcheck.model import Evidence, Outcome, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, UNREADABLE, Record, RecordBatch, is_packet_filters
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 log = structlog.get_logger()
 

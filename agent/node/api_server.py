@@ -9,9 +9,9 @@ from functools import partial
 import structlog
 from msgspec import Struct
 
-from agent.telemetry import Telemetry
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unauthorized
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unauthorized
 
 log = structlog.get_logger()
 _UNAVAILABLE = "the API server is unavailable; the newest verdict is kept"

@@ -15,18 +15,18 @@ from contextlib import suppress
 import structlog
 from msgspec import Struct
 
-from agent.node.api_server import ApiServer
-from agent.node.reporter import Reporter
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.checks.examine import failure
-from healthcheck.cluster.dra import DeviceTaints, NotServed
-from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
-from healthcheck.cluster.hami_schedulers import HamiSchedulers
-from healthcheck.node.device_rules import DeviceRule
-from healthcheck.node.hami import CORDON, is_shared, our_cordons
-from healthcheck.node.state import NodeState
-from healthcheck.verdict.device_taints import (
+from gpu_healthcheck.agent.node.api_server import ApiServer
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks.examine import failure
+from gpu_healthcheck.healthcheck.cluster.dra import DeviceTaints, NotServed
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, Refused, Unavailable
+from gpu_healthcheck.healthcheck.cluster.hami_schedulers import HamiSchedulers
+from gpu_healthcheck.healthcheck.node.device_rules import DeviceRule
+from gpu_healthcheck.healthcheck.node.hami import CORDON, is_shared, our_cordons
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.verdict.device_taints import (
     BadGpu,
     CordonPlan,
     DeviceTaintCover,
@@ -35,8 +35,8 @@ from healthcheck.verdict.device_taints import (
     plan_cordons,
     plan_rules,
 )
-from healthcheck.verdict.node_events import NodeEvent, cut, event_name
-from healthcheck.verdict.taint_decision import AgentView, TaintDecision
+from gpu_healthcheck.healthcheck.verdict.node_events import NodeEvent, cut, event_name
+from gpu_healthcheck.healthcheck.verdict.taint_decision import AgentView, TaintDecision
 
 log = structlog.get_logger()
 

@@ -26,17 +26,17 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.node.pod_reporter import PodOnNode, read_pods_on_node, runtime_socket
-from agent.node.reporter import Reporter
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.host.http_server import Page
-from healthcheck.model import ProbeError
-from healthcheck.node.state import NodeState
-from healthcheck.probes.gpu_pods import gpus_of_pod
-from healthcheck.probes.kubelet_pods import MOST_PODS, UID, has_pod
-from healthcheck.probes.nvml.gpus import Gpus
-from healthcheck.verdict.gate import (
+from gpu_healthcheck.agent.node.pod_reporter import PodOnNode, read_pods_on_node, runtime_socket
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.host.http_server import Page
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.probes.gpu_pods import gpus_of_pod
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import MOST_PODS, UID, has_pod
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpus
+from gpu_healthcheck.healthcheck.verdict.gate import (
     EVENT,
     Decision,
     GateAnswer,
@@ -47,7 +47,7 @@ from healthcheck.verdict.gate import (
     refused_message,
     tolerates_taint,
 )
-from healthcheck.verdict.taint_decision import says_devices
+from gpu_healthcheck.healthcheck.verdict.taint_decision import says_devices
 
 MOST_EVENTS, HOUR_SECONDS = 16, 3600.0
 """Events within one hour, one for each refused pod. Further pods share one Event per finding when the hour has passed.

@@ -17,25 +17,25 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.node.api_server import ApiServer
-from agent.node.node_watch import marks_of
-from agent.node.reporter import Reporter
-from agent.node.wanted_taint import WantedTaint
-from agent.state.agent_state import AgentKnowledge, AgentState
-from agent.telemetry import Telemetry
-from healthcheck.cluster.errors import Forbidden, Refused, Unreadable
-from healthcheck.deep.claim import Claim, RunKind, claim_on, why_unread
-from healthcheck.deep.reset_plan import awaits_reboot
-from healthcheck.node.hami import CORDON
-from healthcheck.node.state import DEVICE_CORDON, RESET_RESULT, RESULTS, NodeState
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import read_release
-from healthcheck.verdict.budget import HELD
-from healthcheck.verdict.node_events import NodeEvent, cut
-from healthcheck.verdict.node_patch import NodePatch, plan
-from healthcheck.verdict.record import Identity, RunRecord
-from healthcheck.verdict.taint_decision import AgentView
-from healthcheck.verdict.verdict import Verdict
+from gpu_healthcheck.agent.node.api_server import ApiServer
+from gpu_healthcheck.agent.node.node_watch import marks_of
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.node.wanted_taint import WantedTaint
+from gpu_healthcheck.agent.state.agent_state import AgentKnowledge, AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden, Refused, Unreadable
+from gpu_healthcheck.healthcheck.deep.claim import Claim, RunKind, claim_on, why_unread
+from gpu_healthcheck.healthcheck.deep.reset_plan import awaits_reboot
+from gpu_healthcheck.healthcheck.node.hami import CORDON
+from gpu_healthcheck.healthcheck.node.state import DEVICE_CORDON, RESET_RESULT, RESULTS, NodeState
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import read_release
+from gpu_healthcheck.healthcheck.verdict.budget import HELD
+from gpu_healthcheck.healthcheck.verdict.node_events import NodeEvent, cut
+from gpu_healthcheck.healthcheck.verdict.node_patch import NodePatch, plan
+from gpu_healthcheck.healthcheck.verdict.record import Identity, RunRecord
+from gpu_healthcheck.healthcheck.verdict.taint_decision import AgentView
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict
 
 _PUT_BACK_SECONDS = 10.0
 """Pause between two restorations. The EKS node monitoring agent writes the whole list every 15 s."""

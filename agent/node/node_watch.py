@@ -7,13 +7,13 @@ import threading
 import structlog
 import tenacity
 
-from agent.node.reporter import Reporter
-from agent.state.agent_state import AgentState
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.model import PREFIX
-from healthcheck.node.hami import CORDON
-from healthcheck.node.state import DEVICE_CORDON, EVICT, REPAIR_CONDITIONS, WATCHED_LABELS, NodeState
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.node.hami import CORDON
+from gpu_healthcheck.healthcheck.node.state import DEVICE_CORDON, EVICT, REPAIR_CONDITIONS, WATCHED_LABELS, NodeState
 
 log = structlog.get_logger()
 

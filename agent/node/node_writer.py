@@ -13,23 +13,30 @@ import structlog
 import tenacity
 from msgspec.structs import replace
 
-from agent.node.api_server import ApiServer
-from agent.node.node_update import NodeUpdate
-from agent.node.pod_reporter import PodReporter
-from agent.node.reporter import Reporter
-from agent.state.agent_state import AgentState, Judgement
-from agent.state.ledger import Ledger
-from agent.telemetry import Telemetry
-from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable, Unreadable
-from healthcheck.deep.deep_record import passed_run, records_to_adopt, void_record
-from healthcheck.memory.findings import Release
-from healthcheck.model import Severity
-from healthcheck.node.state import RESULTS, SEVERITY, NodeState
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import read_release
-from healthcheck.verdict.node_events import released_event
-from healthcheck.verdict.record import AgentRecord, RecordError
-from healthcheck.verdict.verdict import Verdict
+from gpu_healthcheck.agent.node.api_server import ApiServer
+from gpu_healthcheck.agent.node.node_update import NodeUpdate
+from gpu_healthcheck.agent.node.pod_reporter import PodReporter
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentState, Judgement
+from gpu_healthcheck.agent.state.ledger import Ledger
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    Unavailable,
+    Unreadable,
+)
+from gpu_healthcheck.healthcheck.deep.deep_record import passed_run, records_to_adopt, void_record
+from gpu_healthcheck.healthcheck.memory.findings import Release
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.node.state import RESULTS, SEVERITY, NodeState
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import read_release
+from gpu_healthcheck.healthcheck.verdict.node_events import released_event
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord, RecordError
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict
 
 log = structlog.get_logger()
 

@@ -17,18 +17,18 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from agent.node.reporter import Reporter
-from agent.state.agent_state import AgentKnowledge, AgentState
-from healthcheck.host.grpc_socket import want_greeting
-from healthcheck.model import Host, ProbeError
-from healthcheck.node.state import GPU_UNHEALTHY
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.gpu_pods import gpus_of_pod
-from healthcheck.probes.kubelet_pods import LocalPod, read_pods
-from healthcheck.probes.nvml.gpus import SUCCESS, Gpu, Gpus
-from healthcheck.probes.pod_resources import PodDevices, holds_gpus, kubelet_socket, read_pod_resources
-from healthcheck.verdict.node_events import InvolvedPod, NodeEvent
-from healthcheck.verdict.pod_events import pod_events, reported
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentKnowledge, AgentState
+from gpu_healthcheck.healthcheck.host.grpc_socket import want_greeting
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.node.state import GPU_UNHEALTHY
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.gpu_pods import gpus_of_pod
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import LocalPod, read_pods
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import SUCCESS, Gpu, Gpus
+from gpu_healthcheck.healthcheck.probes.pod_resources import PodDevices, holds_gpus, kubelet_socket, read_pod_resources
+from gpu_healthcheck.healthcheck.verdict.node_events import InvolvedPod, NodeEvent
+from gpu_healthcheck.healthcheck.verdict.pod_events import pod_events, reported
 
 GREETING_SECONDS = 0.5
 """Longest wait for the first byte of the kubelet."""

@@ -14,14 +14,14 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
-from agent.node.api_server import ApiServer
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.checks.examine import failure
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.node.state import NodeState
-from healthcheck.text.printable import printable
-from healthcheck.verdict.node_events import InvolvedPod, NodeEvent, cut, event_name
+from gpu_healthcheck.agent.node.api_server import ApiServer
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks.examine import failure
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict.node_events import InvolvedPod, NodeEvent, cut, event_name
 
 log = structlog.get_logger()
 

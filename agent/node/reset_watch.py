@@ -13,16 +13,23 @@ from typing import Any
 
 import structlog
 
-from agent.node.reporter import Reporter
-from agent.state.agent_state import AgentState
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.deep.reset_command import LOCK, Silence, command_in, is_abandoned, returned, switched_off
-from healthcheck.deep.reset_plan import step_events, why_not_offered
-from healthcheck.host import node_file
-from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.deep.reset_command import (
+    LOCK,
+    Silence,
+    command_in,
+    is_abandoned,
+    returned,
+    switched_off,
+)
+from gpu_healthcheck.healthcheck.deep.reset_plan import step_events, why_not_offered
+from gpu_healthcheck.healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
 
 log = structlog.get_logger()
 

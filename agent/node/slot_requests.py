@@ -17,13 +17,13 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.node.api_server import ApiServer
-from agent.node.reporter import Reporter
-from agent.state.agent_state import AgentState
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Conflict, NotFound, Unavailable
-from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import (
+from gpu_healthcheck.agent.node.api_server import ApiServer
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict, NotFound, Unavailable
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.verdict.budget import (
     HELD,
     Slot,
     SlotGrant,

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.node.api_server import ApiServer
-from agent.node.reporter import Reporter
-from agent.node.slot_requests import SlotRequests
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.node.hami import our_cordons
-from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import HELD, SlotGrant
-from healthcheck.verdict.taint_decision import AgentView, Rules, TaintDecision, decide_taint, says_devices
+from gpu_healthcheck.agent.node.api_server import ApiServer
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.node.slot_requests import SlotRequests
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.node.hami import our_cordons
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.verdict.budget import HELD, SlotGrant
+from gpu_healthcheck.healthcheck.verdict.taint_decision import (
+    AgentView,
+    Rules,
+    TaintDecision,
+    decide_taint,
+    says_devices,
+)
 
 if TYPE_CHECKING:
-    from agent.node.device_rule_writer import DeviceRules
+    from gpu_healthcheck.agent.node.device_rule_writer import DeviceRules
 
 
 class WantedTaint:
@@ -82,7 +88,7 @@ class WantedTaint:
         left = self._is_first and says_devices(node)
         self._is_first = False
         if self._devices is None and (left or rules.device_taints):
-            from agent.node.device_rule_writer import DeviceRules  # noqa: PLC0415 - loaded only if devices are tainted
+            from gpu_healthcheck.agent.node.device_rule_writer import DeviceRules  # noqa: PLC0415 - loaded only if devices are tainted
 
             left = left and not our_cordons(node)  # cordons are on the Node itself
             self._devices = DeviceRules(self._api, self._state, self._reporter, self._telemetry, may_exist=left)

@@ -16,15 +16,22 @@ from pathlib import Path
 import structlog
 from msgspec.structs import replace
 
-from agent.node.api_server import ApiServer
-from agent.node.pod_reporter import RETRY_SECONDS, pods_with_gpus, runtime_socket
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
-from healthcheck.model import Now, ProbeError
-from healthcheck.probes.kubelet_pods import EXPECTED, WAITING, known_pods
-from healthcheck.verdict.work import Work
-from healthcheck.verdict.work_seen import MOST_NAMED, GpuPod, GpuWork, named_works, waiting_pods, work_seen
+from gpu_healthcheck.agent.node.api_server import ApiServer
+from gpu_healthcheck.agent.node.pod_reporter import RETRY_SECONDS, pods_with_gpus, runtime_socket
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from gpu_healthcheck.healthcheck.model import Now, ProbeError
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import EXPECTED, WAITING, known_pods
+from gpu_healthcheck.healthcheck.verdict.work import Work
+from gpu_healthcheck.healthcheck.verdict.work_seen import (
+    MOST_NAMED,
+    GpuPod,
+    GpuWork,
+    named_works,
+    waiting_pods,
+    work_seen,
+)
 
 log = structlog.get_logger()
 

@@ -15,22 +15,22 @@ import structlog
 import tenacity
 from msgspec.structs import asdict
 
-from agent.node.gate import PATH as GATE
-from agent.node.gate import SOCKET
-from agent.process.settings import AgentSettings
-from agent.process.wiring import Agent
-from agent.telemetry import Telemetry, serve
-from healthcheck.catalog.tables import read_all
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.host import http_server
-from healthcheck.host.http_server import HttpServer, Page, Request
-from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT, USAGE, Options, stop_at_signals
-from healthcheck.host.streams import complain
-from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.model import Shortage
-from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
+from gpu_healthcheck.agent.node.gate import PATH as GATE
+from gpu_healthcheck.agent.node.gate import SOCKET
+from gpu_healthcheck.agent.process.settings import AgentSettings
+from gpu_healthcheck.agent.process.wiring import Agent
+from gpu_healthcheck.agent.telemetry import Telemetry, serve
+from gpu_healthcheck.healthcheck.catalog.tables import read_all
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.host import http_server
+from gpu_healthcheck.healthcheck.host.http_server import HttpServer, Page, Request
+from gpu_healthcheck.healthcheck.host.log import log_as_json
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT, USAGE, Options, stop_at_signals
+from gpu_healthcheck.healthcheck.host.streams import complain
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile, MemoryFileError
+from gpu_healthcheck.healthcheck.model import Shortage
+from gpu_healthcheck.healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
 
 log = structlog.get_logger()
 

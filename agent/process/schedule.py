@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.agent_state import AgentState
 
 log = structlog.get_logger()
 

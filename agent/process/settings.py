@@ -17,16 +17,24 @@ import msgspec
 import structlog
 from msgspec import Struct, field
 
-from agent.node.reporter import Reporter
-from agent.state.agent_state import AgentState
-from agent.state.ledger import Ledger
-from agent.telemetry import Telemetry
-from healthcheck.host import node_file
-from healthcheck.model import Shortage
-from healthcheck.settings.declaration import IMDS, Folder, LogLevel, NodeName, Port
-from healthcheck.settings.node_overrides import selected_labels
-from healthcheck.settings.reading import BadValue, Seen, Settings, UnknownKeys, read_settings, seen_in, unknown_keys
-from healthcheck.text.printable import printable
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.ledger import Ledger
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.model import Shortage
+from gpu_healthcheck.healthcheck.settings.declaration import IMDS, Folder, LogLevel, NodeName, Port
+from gpu_healthcheck.healthcheck.settings.node_overrides import selected_labels
+from gpu_healthcheck.healthcheck.settings.reading import (
+    BadValue,
+    Seen,
+    Settings,
+    UnknownKeys,
+    read_settings,
+    seen_in,
+    unknown_keys,
+)
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 LABELS = "node-labels.json"
 _TEXTS = "settings.json"

@@ -12,34 +12,34 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.check_cycle import Cycle, InstanceMetadata, RuntimeClasses, Sources
-from agent.deep.deep_runs import WAITS, DeepIntervals, DeepTests
-from agent.deep.level_2 import DeepProcesses, Level2
-from agent.events.kernel_log_follower import Follower
-from agent.events.record_judge import GpuWatch, RecordJudge
-from agent.node.api_server import ApiServer, Outage, Permissions
-from agent.node.gate import Gate
-from agent.node.node_update import NodeUpdate
-from agent.node.node_watch import NodeWatch
-from agent.node.node_writer import NodeInput, NodeWriter
-from agent.node.pod_reporter import PodReporter
-from agent.node.reporter import Reporter
-from agent.node.reset_watch import ResetWatch
-from agent.node.work_observer import WorkObserver
-from agent.process.schedule import Schedule
-from agent.process.settings import LABELS, AgentSettings, MountedConfiguration, load
-from agent.state.agent_state import AgentState
-from agent.state.ledger import Ledger
-from agent.telemetry import Telemetry
-from healthcheck.checks.examine import failure
-from healthcheck.cluster.client import Cluster
-from healthcheck.host import clock
-from healthcheck.memory.exits import begin
-from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Memory
-from healthcheck.model import ProbeError, Shortage
-from healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
-from healthcheck.probes.machine import machine_id
+from gpu_healthcheck.agent.check_cycle import Cycle, InstanceMetadata, RuntimeClasses, Sources
+from gpu_healthcheck.agent.deep.deep_runs import WAITS, DeepIntervals, DeepTests
+from gpu_healthcheck.agent.deep.level_2 import DeepProcesses, Level2
+from gpu_healthcheck.agent.events.kernel_log_follower import Follower
+from gpu_healthcheck.agent.events.record_judge import GpuWatch, RecordJudge
+from gpu_healthcheck.agent.node.api_server import ApiServer, Outage, Permissions
+from gpu_healthcheck.agent.node.gate import Gate
+from gpu_healthcheck.agent.node.node_update import NodeUpdate
+from gpu_healthcheck.agent.node.node_watch import NodeWatch
+from gpu_healthcheck.agent.node.node_writer import NodeInput, NodeWriter
+from gpu_healthcheck.agent.node.pod_reporter import PodReporter
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.node.reset_watch import ResetWatch
+from gpu_healthcheck.agent.node.work_observer import WorkObserver
+from gpu_healthcheck.agent.process.schedule import Schedule
+from gpu_healthcheck.agent.process.settings import LABELS, AgentSettings, MountedConfiguration, load
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.ledger import Ledger
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks.examine import failure
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.memory.exits import begin
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile, MemoryFileError
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import ProbeError, Shortage
+from gpu_healthcheck.healthcheck.probes.kernel_log import KERNEL_FACILITY, boot_id
+from gpu_healthcheck.healthcheck.probes.machine import machine_id
 
 log = structlog.get_logger()
 

@@ -16,24 +16,24 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks.examine import NOT_LOOKED_YET
-from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.claim import Claim, RunKind, claim_on
-from healthcheck.host import clock
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
-from healthcheck.model.node_facts import SEEN_SECONDS, DeepDiagnostic
-from healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
-from healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_second_engine
-from healthcheck.probes.hami import HAMI
-from healthcheck.probes.nvml.gpus import NVML, DriverReading
-from healthcheck.settings.reading import Settings
-from healthcheck.verdict.acknowledgement import other_severities
-from healthcheck.verdict.inventory import Inventory
-from healthcheck.verdict.inventory_seen import seen_in
-from healthcheck.verdict.verdict import Verdict, decide, worst
-from healthcheck.verdict.work import WorkRow
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.checks.examine import NOT_LOOKED_YET
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.deep.claim import Claim, RunKind, claim_on
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
+from gpu_healthcheck.healthcheck.model.node_facts import SEEN_SECONDS, DeepDiagnostic
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE, NodeState, SelectiveClass, runtime_classes
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import ENGINE, NO_ENGINE, accept_second_engine
+from gpu_healthcheck.healthcheck.probes.hami import HAMI
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading
+from gpu_healthcheck.healthcheck.settings.reading import Settings
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import other_severities
+from gpu_healthcheck.healthcheck.verdict.inventory import Inventory
+from gpu_healthcheck.healthcheck.verdict.inventory_seen import seen_in
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, decide, worst
+from gpu_healthcheck.healthcheck.verdict.work import WorkRow
 
 _NOT_YET = Unobserved(NOT_LOOKED_YET, "the first check cycle has not ended")
 

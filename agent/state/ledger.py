@@ -12,19 +12,19 @@ from pathlib import Path
 import structlog
 from msgspec.structs import replace
 
-from agent.state.agent_state import AgentState, Judgement
-from agent.telemetry import Telemetry
-from healthcheck.checks.examine import CHECK_FAILED, judge
-from healthcheck.deep.deep_record import DeepRecord, PassedRun, after_deep_record
-from healthcheck.memory import exits
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle, without_checks
-from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import ActiveFinding, Memory, Release
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.severity_changes import in_force
-from healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
-from healthcheck.probes.kernel_log import RING
-from healthcheck.settings.reading import Settings
+from gpu_healthcheck.agent.state.agent_state import AgentState, Judgement
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks.examine import CHECK_FAILED, judge
+from gpu_healthcheck.healthcheck.deep.deep_record import DeepRecord, PassedRun, after_deep_record
+from gpu_healthcheck.healthcheck.memory import exits
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle, without_checks
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile, MemoryFileError
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Memory, Release
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.memory.severity_changes import in_force
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Nature, Now, Outcome, Severity, Unobserved
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING
+from gpu_healthcheck.healthcheck.settings.reading import Settings
 
 log = structlog.get_logger()
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from rich.text import Text
 
-from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, totals
-from diagnosis.facts.quantity import shown
-from diagnosis.hami.cards import card_row
-from healthcheck.host.console import Cell, FittedTable, TableColumn, fitted_table
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, totals
+from gpu_healthcheck.diagnosis.facts.quantity import shown
+from gpu_healthcheck.diagnosis.hami.cards import card_row
+from gpu_healthcheck.healthcheck.host.console import Cell, FittedTable, TableColumn, fitted_table
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _MOST_HOLDERS = 4
 _POOLS = (

@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from rich.cells import cell_len
 
-from healthcheck.text.printable import are_printable, printable
+from gpu_healthcheck.healthcheck.text.printable import are_printable, printable
 
 _LONGEST = 1 << 14
 _WIDEST = 120

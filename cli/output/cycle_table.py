@@ -10,22 +10,32 @@ from msgspec import Struct
 from msgspec.structs import replace
 from rich.text import Text
 
-from cli.judged_cycle import CheckResult
-from cli.options import OutputFormat
-from cli.output.json_documents import write_as
-from cli.output.lines import print_rows
-from cli.words import SEVERITY_STYLES, STATUS_STYLES, severity_words
-from healthcheck.catalog.plain_words import plain_words
-from healthcheck.checks import DEEP_CHECKS, MEANINGS
-from healthcheck.host.console import Screen
-from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.model import Check, Evidence, Nature, Observation, Outcome, Severity, Status, Unobserved, counted
-from healthcheck.text import boundary
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.inventory_seen import seen_in
-from healthcheck.verdict.record import AgentRecord, Identity
-from healthcheck.verdict.verdict import Verdict, status_of, worst
+from gpu_healthcheck.cli.judged_cycle import CheckResult
+from gpu_healthcheck.cli.options import OutputFormat
+from gpu_healthcheck.cli.output.json_documents import write_as
+from gpu_healthcheck.cli.output.lines import print_rows
+from gpu_healthcheck.cli.words import SEVERITY_STYLES, STATUS_STYLES, severity_words
+from gpu_healthcheck.healthcheck.catalog.plain_words import plain_words
+from gpu_healthcheck.healthcheck.checks import DEEP_CHECKS, MEANINGS
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Memory
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Nature,
+    Observation,
+    Outcome,
+    Severity,
+    Status,
+    Unobserved,
+    counted,
+)
+from gpu_healthcheck.healthcheck.text import boundary
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.inventory_seen import seen_in
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord, Identity
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, status_of, worst
 
 _MOST_SHOWN, _LONGEST_SHOWN, _WIDTH_SHOWN = 64, 100, 160
 """Limits of a list, a text and a line of the printed evidence: a kernel log has thousands of lines."""

@@ -11,15 +11,15 @@ from itertools import islice
 
 from msgspec import Struct
 
-from cli import index
-from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, heartbeat_text, totals_of
-from cli.fleet_faults import UNHEARD, fault_pattern, group_sentence, loss_text, rank, unheard_group
-from cli.node_groups import Concentration, dividing
-from diagnosis.report.pages import render_html
-from healthcheck.model import Severity, Status, counted
-from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
-from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
+from gpu_healthcheck.cli import index
+from gpu_healthcheck.cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, heartbeat_text, totals_of
+from gpu_healthcheck.cli.fleet_faults import UNHEARD, fault_pattern, group_sentence, loss_text, rank, unheard_group
+from gpu_healthcheck.cli.node_groups import Concentration, dividing
+from gpu_healthcheck.diagnosis.report.pages import render_html
+from gpu_healthcheck.healthcheck.model import Severity, Status, counted
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict.taint_decision import DEVICES, WITHHELD
 
 _MOST_REASONS, _MOST_SUBJECTS = 6, 8
 """Most reasons shown for one node, and most subjects of one reason."""
@@ -125,7 +125,7 @@ def text(fleet: Fleet, at: datetime, cluster: str = "") -> str:
     reasons, slow = _spread(fleet.nodes, link), rank(fleet)
     places = {row.node: place for place, row in enumerate(fleet.nodes)}
     return render_html(
-        "cli.output",
+        "gpu_healthcheck.cli.output",
         "fleet.html.j2",
         at=timestamp(at),
         cluster=_shown(cluster),

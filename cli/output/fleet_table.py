@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from rich.console import Group
 from rich.text import Text
 
-from cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, ago, heartbeat_text, totals_of
-from cli.fleet_faults import (
+from gpu_healthcheck.cli.fleet import SILENT, Fleet, FleetFinding, FleetRow, ago, heartbeat_text, totals_of
+from gpu_healthcheck.cli.fleet_faults import (
     UNHEARD,
     FaultPattern,
     SlowGpu,
@@ -21,16 +21,16 @@ from cli.fleet_faults import (
     loss_text,
     unheard_group,
 )
-from cli.output.lines import COMMAND, MOST_NAMED, more_rows, print_table, skipped
-from cli.words import STYLES
-from healthcheck.host.console import Cell, FittedTable, Screen, TableColumn, fitted_table
-from healthcheck.model import Severity, Status, counted
-from healthcheck.node.evictions import EvictionState
-from healthcheck.operations.next_step import NextStep
-from healthcheck.text.moments import moment, moment_or_none
-from healthcheck.text.naming import named
-from healthcheck.text.printable import printable
-from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
+from gpu_healthcheck.cli.output.lines import COMMAND, MOST_NAMED, more_rows, print_table, skipped
+from gpu_healthcheck.cli.words import STYLES
+from gpu_healthcheck.healthcheck.host.console import Cell, FittedTable, Screen, TableColumn, fitted_table
+from gpu_healthcheck.healthcheck.model import Severity, Status, counted
+from gpu_healthcheck.healthcheck.node.evictions import EvictionState
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep
+from gpu_healthcheck.healthcheck.text.moments import moment, moment_or_none
+from gpu_healthcheck.healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict.taint_decision import DEVICES, WITHHELD
 
 _SLOW_COLUMNS = (
     TableColumn("node", is_name=True),

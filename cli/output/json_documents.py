@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from healthcheck.host.streams import write_document, write_json
+from gpu_healthcheck.healthcheck.host.streams import write_document, write_json
 
 _UNBROKEN = 1 << 20
 """YAML line width that keeps each text on one line, as in kubectl's output."""

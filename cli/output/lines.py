@@ -7,11 +7,11 @@ from itertools import islice
 
 from rich.text import Text
 
-from cli.output import columns
-from healthcheck.host.console import Cell, Screen, TableColumn, fitted_table
-from healthcheck.host.streams import write_document
-from healthcheck.operations.next_step import NextStep
-from healthcheck.text.printable import printable
+from gpu_healthcheck.cli.output import columns
+from gpu_healthcheck.healthcheck.host.console import Cell, Screen, TableColumn, fitted_table
+from gpu_healthcheck.healthcheck.host.streams import write_document
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 COMMAND = "$ "
 """Prefix of a command that the user can copy."""

@@ -10,24 +10,24 @@ from msgspec import to_builtins
 from rich.console import Group
 from rich.text import Text
 
-from cli import index
-from cli.fleet import NO_VERDICT, SILENT, NodeReport, ago, heartbeat_text
-from cli.output.lines import COMMAND
-from cli.words import SEVERITY_STYLES, STYLES, severity_words
-from healthcheck.deep.claim import claim_on
-from healthcheck.host.console import Screen, wrapped
-from healthcheck.memory.reason_names import STOPS_PODS
-from healthcheck.model import Severity, Status
-from healthcheck.node.state import RESULTS, is_our_taint
-from healthcheck.operations.drain import cordoned_by
-from healthcheck.text.boundary import as_json
-from healthcheck.text.moments import moment_or_none, timestamp
-from healthcheck.text.naming import named
-from healthcheck.text.printable import LONGEST, printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import Fault, faults_on
-from healthcheck.verdict.record import DEEP, AgentRecord, CheckRow, HistoryRow, RunRecord
-from healthcheck.verdict.taint_decision import DEVICES, WITHHELD
+from gpu_healthcheck.cli import index
+from gpu_healthcheck.cli.fleet import NO_VERDICT, SILENT, NodeReport, ago, heartbeat_text
+from gpu_healthcheck.cli.output.lines import COMMAND
+from gpu_healthcheck.cli.words import SEVERITY_STYLES, STYLES, severity_words
+from gpu_healthcheck.healthcheck.deep.claim import claim_on
+from gpu_healthcheck.healthcheck.host.console import Screen, wrapped
+from gpu_healthcheck.healthcheck.memory.reason_names import STOPS_PODS
+from gpu_healthcheck.healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.node.state import RESULTS, is_our_taint
+from gpu_healthcheck.healthcheck.operations.drain import cordoned_by
+from gpu_healthcheck.healthcheck.text.boundary import as_json
+from gpu_healthcheck.healthcheck.text.moments import moment_or_none, timestamp
+from gpu_healthcheck.healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.text.printable import LONGEST, printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import Fault, faults_on
+from gpu_healthcheck.healthcheck.verdict.record import DEEP, AgentRecord, CheckRow, HistoryRow, RunRecord
+from gpu_healthcheck.healthcheck.verdict.taint_decision import DEVICES, WITHHELD
 
 _LABEL = 12
 """Width of the first column."""

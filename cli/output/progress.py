@@ -16,9 +16,9 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from cli.output.lines import COMMAND, print_line
-from healthcheck.host.console import Screen, shortened
-from healthcheck.text.printable import printable
+from gpu_healthcheck.cli.output.lines import COMMAND, print_line
+from gpu_healthcheck.healthcheck.host.console import Screen, shortened
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _REFRESHES_PER_SECOND = 2
 

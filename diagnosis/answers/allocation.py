@@ -10,7 +10,7 @@ from decimal import Decimal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from diagnosis.facts.gpu_nodes import (
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import (
     GPU,
     GPU_DRIVERS,
     MIG_INSTANCES,
@@ -21,21 +21,21 @@ from diagnosis.facts.gpu_nodes import (
     gpu_nodes,
     pool_kind,
 )
-from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
-from diagnosis.facts.placement import ZERO, asked_by, held_on
-from diagnosis.facts.quantity import amount, count_of, digits
-from diagnosis.facts.utilization import CardLoad, loads
-from diagnosis.hami.cards import CardUsage, MeasuredUse, Share, cards_of, measured_use
-from diagnosis.hami.installation import installations, settings_of, settings_on
-from diagnosis.hami.settings import node_memory_scaling
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.gpu_use import USE
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.node.device_pools import is_whole
-from healthcheck.node.state import KEEPS_AWAY, MAINTENANCE, STARTUP, UNHEALTHY
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
+from gpu_healthcheck.diagnosis.facts.placement import ZERO, asked_by, held_on
+from gpu_healthcheck.diagnosis.facts.quantity import amount, count_of, digits
+from gpu_healthcheck.diagnosis.facts.utilization import CardLoad, loads
+from gpu_healthcheck.diagnosis.hami.cards import CardUsage, MeasuredUse, Share, cards_of, measured_use
+from gpu_healthcheck.diagnosis.hami.installation import installations, settings_of, settings_on
+from gpu_healthcheck.diagnosis.hami.settings import node_memory_scaling
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import USE
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.node.device_pools import is_whole
+from gpu_healthcheck.healthcheck.node.state import KEEPS_AWAY, MAINTENANCE, STARTUP, UNHEALTHY
 
 OUR_TAINTS = (UNHEALTHY, MAINTENANCE, STARTUP)
 FAULTY_OPEN = "faulty, without a taint"

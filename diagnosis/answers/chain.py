@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from diagnosis.answers.target import touches
-from diagnosis.causes.diagnose import Problem, why_hidden
-from diagnosis.facts.symptoms import of_events, standing_events
-from diagnosis.model import Link
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.pods import ContainerEnd, Pod
+from gpu_healthcheck.diagnosis.answers.target import touches
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem, why_hidden
+from gpu_healthcheck.diagnosis.facts.symptoms import of_events, standing_events
+from gpu_healthcheck.diagnosis.model import Link
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.pods import ContainerEnd, Pod
 
 AnyLink = TypeVar("AnyLink", bound=Enum)
 _MOST_CHAINS = 3

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.workloads import Workload
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.workloads import Workload
 
 _LABELS = ("nvidia.com/", "feature.node.kubernetes.io/pci-10de", "hami.io/", "node.kubernetes.io/instance-type")
 _NOISE = frozenset(("nvidia.com/gfd.timestamp",))

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
-from diagnosis.answers.chain import Chain, broken_first, steps, touching
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.diagnose import Problem, why_hidden
-from diagnosis.causes.hami import control_plane, filtering, hami_nodes, scheduling, webhook
-from diagnosis.causes.hami.hami_nodes import LOCK_STALE
-from diagnosis.causes.hami.scheduling import EXTENDER, EXTENDER_SLOW
-from diagnosis.causes.unscheduled.schedulers import NO_SCHEDULER
-from diagnosis.facts.components import Role
-from diagnosis.hami.cards import Share, measured_use
-from diagnosis.hami.installation import CommandLine, Installation, installation_of, is_scheduled
-from diagnosis.model import Cause, Link
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.hami_pod import GPU_POLICY, NODE_POLICY, BindPhase, PodGrant
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.answers.chain import Chain, broken_first, steps, touching
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem, why_hidden
+from gpu_healthcheck.diagnosis.causes.hami import control_plane, filtering, hami_nodes, scheduling, webhook
+from gpu_healthcheck.diagnosis.causes.hami.hami_nodes import LOCK_STALE
+from gpu_healthcheck.diagnosis.causes.hami.scheduling import EXTENDER, EXTENDER_SLOW
+from gpu_healthcheck.diagnosis.causes.unscheduled.schedulers import NO_SCHEDULER
+from gpu_healthcheck.diagnosis.facts.components import Role
+from gpu_healthcheck.diagnosis.hami.cards import Share, measured_use
+from gpu_healthcheck.diagnosis.hami.installation import CommandLine, Installation, installation_of, is_scheduled
+from gpu_healthcheck.diagnosis.model import Cause, Link
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import GPU_POLICY, NODE_POLICY, BindPhase, PodGrant
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 _MOST = 4
 _WHOLE = 100

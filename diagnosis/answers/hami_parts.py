@@ -9,14 +9,14 @@ from itertools import islice
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.facts.components import Component, Health, component_table, tag_of
-from diagnosis.facts.quantity import counted
-from diagnosis.hami.certificate import last_authority
-from diagnosis.hami.installation import CommandLine, Installation, installations, newest_asking
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import Webhook
-from diagnosis.snapshot.pods import HAMI_EXTENDER, OTHER_VALUE, Container
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.facts.components import Component, Health, component_table, tag_of
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.hami.certificate import last_authority
+from gpu_healthcheck.diagnosis.hami.installation import CommandLine, Installation, installations, newest_asking
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import Webhook
+from gpu_healthcheck.diagnosis.snapshot.pods import HAMI_EXTENDER, OTHER_VALUE, Container
+from gpu_healthcheck.healthcheck.text.naming import named
 
 COLUMNS = ("Part", "Status", "Version", "Details")
 _MONITOR, _PLUGIN = "vgpu-monitor", "device-plugin"

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from diagnosis.answers.allocation import Allocation, allocation
-from diagnosis.answers.target import Target, concerned, narrowed
-from diagnosis.causes.diagnose import Problem, diagnose
-from diagnosis.causes.faulty_gpus import is_gang
-from diagnosis.causes.runtime_handlers import SEARCHES as HANDLERS
-from diagnosis.causes.stalled_jobs import gang_of, gangs
-from diagnosis.causes.unscheduled import WITHOUT_HOLDERS
-from diagnosis.causes.unscheduled.waiting import group_of
-from diagnosis.facts.components import role_of
-from diagnosis.facts.dra_drivers import domain_of
-from diagnosis.facts.efa import is_rank
-from diagnosis.facts.gpu_nodes import MIG
-from diagnosis.facts.placement import asked_by
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Pod
-from diagnosis.sources.collect import Collector, Keep, ReadLog
-from diagnosis.sources.kinds import KINDS, POD, ApiKind, selectors_for
+from gpu_healthcheck.diagnosis.answers.allocation import Allocation, allocation
+from gpu_healthcheck.diagnosis.answers.target import Target, concerned, narrowed
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem, diagnose
+from gpu_healthcheck.diagnosis.causes.faulty_gpus import is_gang
+from gpu_healthcheck.diagnosis.causes.runtime_handlers import SEARCHES as HANDLERS
+from gpu_healthcheck.diagnosis.causes.stalled_jobs import gang_of, gangs
+from gpu_healthcheck.diagnosis.causes.unscheduled import WITHOUT_HOLDERS
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import group_of
+from gpu_healthcheck.diagnosis.facts.components import role_of
+from gpu_healthcheck.diagnosis.facts.dra_drivers import domain_of
+from gpu_healthcheck.diagnosis.facts.efa import is_rank
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import MIG
+from gpu_healthcheck.diagnosis.facts.placement import asked_by
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.sources.collect import Collector, Keep, ReadLog
+from gpu_healthcheck.diagnosis.sources.kinds import KINDS, POD, ApiKind, selectors_for
 
 if TYPE_CHECKING:
-    from healthcheck.cluster.pods import Listings
+    from gpu_healthcheck.healthcheck.cluster.pods import Listings
 
 _OF_ALLOCATION = frozenset(("Node", "Pod", "ResourceSlice", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass"))
 
@@ -51,7 +51,7 @@ def read_allocation(listings: Listings, prometheus: str = "") -> Allocation:
     kinds = (kind for kind in KINDS if kind.kind in _OF_ALLOCATION)
     snapshot = Collector(listings.objects, kinds=kinds).collect()
     if prometheus:
-        from diagnosis.sources.measured_use import with_use  # noqa: PLC0415 - where a Prometheus is to be asked
+        from gpu_healthcheck.diagnosis.sources.measured_use import with_use  # noqa: PLC0415 - where a Prometheus is to be asked
 
         snapshot = with_use(snapshot, prometheus)
     return allocation(snapshot)

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from diagnosis.facts.components import components, is_ready
-from diagnosis.facts.gpu_nodes import devices_in
-from diagnosis.facts.placement import ZERO, held_on
-from diagnosis.facts.quantity import amount, counted, shown
-from diagnosis.hami.cards import card_row, cards_of
-from diagnosis.hami.installation import serving
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.hami_node import RegistrationFormat
-from diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.facts.components import components, is_ready
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import devices_in
+from gpu_healthcheck.diagnosis.facts.placement import ZERO, held_on
+from gpu_healthcheck.diagnosis.facts.quantity import amount, counted, shown
+from gpu_healthcheck.diagnosis.hami.cards import card_row, cards_of
+from gpu_healthcheck.diagnosis.hami.installation import serving
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.hami_node import RegistrationFormat
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
 
 _UNSAID = "unknown"
 _LABELS = (

@@ -9,13 +9,13 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.facts.gpu_nodes import gpu_nodes
-from diagnosis.facts.gpu_requests import asks_for_gpus
-from diagnosis.facts.placement import Obstacle, ObstacleKind, asked_by, held_on, refusals, shortages
-from diagnosis.facts.wanted_pods import NoPodError
-from diagnosis.hami.cards import CardUsage, Share, cards_of, total
-from diagnosis.hami.fit import NodeVerdict, admitted, request_of, verdicts
-from diagnosis.hami.installation import (
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import gpu_nodes
+from gpu_healthcheck.diagnosis.facts.gpu_requests import asks_for_gpus
+from gpu_healthcheck.diagnosis.facts.placement import Obstacle, ObstacleKind, asked_by, held_on, refusals, shortages
+from gpu_healthcheck.diagnosis.facts.wanted_pods import NoPodError
+from gpu_healthcheck.diagnosis.hami.cards import CardUsage, Share, cards_of, total
+from gpu_healthcheck.diagnosis.hami.fit import NodeVerdict, admitted, request_of, verdicts
+from gpu_healthcheck.diagnosis.hami.installation import (
     Installation,
     asks_for,
     installation_of,
@@ -24,12 +24,12 @@ from diagnosis.hami.installation import (
     settings_of,
     unregistered,
 )
-from diagnosis.hami.quota import quota_left
-from diagnosis.hami.settings import HamiSettings
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
+from gpu_healthcheck.diagnosis.hami.quota import quota_left
+from gpu_healthcheck.diagnosis.hami.settings import HamiSettings
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Container, Pod, PodSpec, read_pod
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused
 
 _DEFAULT = ("", "default-scheduler")
 _NO_RIGHT = 'cannot create resource "pods"'

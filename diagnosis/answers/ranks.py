@@ -7,19 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
-from diagnosis.answers.target import Target, pods_of
-from diagnosis.causes.faulty_gpus import affected_on
-from diagnosis.facts.commands import command, in_namespace
-from diagnosis.facts.gpu_requests import gpu_pods, gpus_of
-from diagnosis.facts.quantity import counted
-from diagnosis.facts.symptoms import since_and_detail
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.pods import Pod
-from diagnosis.sources.nccl_ras import Communicator, Execute, NcclRasError, RasAnswer, RasRank, ask, gpu_container
-from healthcheck.cluster.errors import ClusterError, Forbidden
-from healthcheck.text.moments import EARLIEST, timestamp
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.answers.target import Target, pods_of
+from gpu_healthcheck.diagnosis.causes.faulty_gpus import affected_on
+from gpu_healthcheck.diagnosis.facts.commands import command, in_namespace
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods, gpus_of
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.facts.symptoms import since_and_detail
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.sources.nccl_ras import (
+    Communicator,
+    Execute,
+    NcclRasError,
+    RasAnswer,
+    RasRank,
+    ask,
+    gpu_container,
+)
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, timestamp
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _PAUSE_SECONDS = 10.0
 _MOST_ASKED, _MOST_SUSPECTS, _MOST_FINDINGS, _MOST_NODES = 3, 16, 2, 8

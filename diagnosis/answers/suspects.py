@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from diagnosis.answers.target import TargetError
-from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
-from diagnosis.facts.gpu_nodes import has_nvidia
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.answers.target import TargetError
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
 
 ALL_SUSPECTS = "all-suspects"
 

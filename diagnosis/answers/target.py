@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.diagnose import Diagnosis, Problem
-from diagnosis.hami import installation
-from diagnosis.model import Cause
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.pods import Pod
-from diagnosis.snapshot.workloads import KINDS
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis, Problem
+from gpu_healthcheck.diagnosis.hami import installation
+from gpu_healthcheck.diagnosis.model import Cause
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.snapshot.workloads import KINDS
 
 _KINDS = {kind.lower(): kind for kind in ("Pod", "Node", *KINDS)}
 _SHORT = {

@@ -8,19 +8,19 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.answers.target import Target, concerned, pods_of
-from diagnosis.facts.symptoms import ASSIGNED, CREATED, GATE_REFUSAL, GATE_WORDS, shortened
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import Meta, subject
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Condition, Pod
-from healthcheck.cluster.names import COMPONENT
-from healthcheck.node.evictions import evictions_on
-from healthcheck.node.state import CONDITION, NodeState
-from healthcheck.text.moments import EARLIEST, LATEST
-from healthcheck.verdict.work import POD_DIGITS
+from gpu_healthcheck.diagnosis.answers.target import Target, concerned, pods_of
+from gpu_healthcheck.diagnosis.facts.symptoms import ASSIGNED, CREATED, GATE_REFUSAL, GATE_WORDS, shortened
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta, subject
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Condition, Pod
+from gpu_healthcheck.healthcheck.cluster.names import COMPONENT
+from gpu_healthcheck.healthcheck.node.evictions import evictions_on
+from gpu_healthcheck.healthcheck.node.state import CONDITION, NodeState
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, LATEST
+from gpu_healthcheck.healthcheck.verdict.work import POD_DIGITS
 
 _MOST_ROWS, _MOST_NAMES, _LONGEST = 60, 3, 160
 _MARGIN = timedelta(minutes=5)

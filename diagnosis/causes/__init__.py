@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.causes import (
+from gpu_healthcheck.diagnosis.causes import (
     admission,
     components,
     compute_domains,
@@ -26,9 +26,9 @@ from diagnosis.causes import (
     upkeep,
     verdicts,
 )
-from diagnosis.causes.hami import allocating, control_plane, filtering, hami_nodes, scheduling, webhook
-from diagnosis.facts.components import Role
-from diagnosis.model import Cause, Search
+from gpu_healthcheck.diagnosis.causes.hami import allocating, control_plane, filtering, hami_nodes, scheduling, webhook
+from gpu_healthcheck.diagnosis.facts.components import Role
+from gpu_healthcheck.diagnosis.model import Cause, Search
 
 _HAMI_FAMILIES = (webhook, control_plane, hami_nodes, filtering, scheduling, allocating)
 _FAMILIES = (

@@ -9,8 +9,8 @@ from itertools import islice
 
 from msgspec import Struct
 
-from diagnosis.causes.hami.denials import denied
-from diagnosis.causes.refusals import (
+from gpu_healthcheck.diagnosis.causes.hami.denials import denied
+from gpu_healthcheck.diagnosis.causes.refusals import (
     ACCOUNT,
     CAUSES,
     EXCEEDED,
@@ -27,19 +27,19 @@ from diagnosis.causes.refusals import (
     incomplete_workloads,
     unknown_kinds,
 )
-from diagnosis.causes.runtime_handlers import CLASS_MISSING, missing_class
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.gpu_requests import SHARES, is_gpu
-from diagnosis.facts.placement import ZERO, asked_by
-from diagnosis.facts.quantity import amount, shown
-from diagnosis.hami.installation import WEBHOOK
-from diagnosis.model import Cause, Certainty, FoundCause, Origin, Search
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import LimitRangeItem, Quota, Webhook
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import subject
-from healthcheck.node.label_selector import Expression
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.runtime_handlers import CLASS_MISSING, missing_class
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl
+from gpu_healthcheck.diagnosis.facts.gpu_requests import SHARES, is_gpu
+from gpu_healthcheck.diagnosis.facts.placement import ZERO, asked_by
+from gpu_healthcheck.diagnosis.facts.quantity import amount, shown
+from gpu_healthcheck.diagnosis.hami.installation import WEBHOOK
+from gpu_healthcheck.diagnosis.model import Cause, Certainty, FoundCause, Origin, Search
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import LimitRangeItem, Quota, Webhook
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.healthcheck.node.label_selector import Expression
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _REQUESTS, _LIMITS = "requests.", "limits."
 _PLAIN = frozenset(("cpu", "memory", "ephemeral-storage"))

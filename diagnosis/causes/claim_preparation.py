@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from diagnosis.causes.compute_domains import DOMAIN_NOT_READY, PEER_LOST
-from diagnosis.causes.pod_startup_table import CLAIM_API, IF_HELD
-from diagnosis.facts.commands import command, kubectl, logs, pods_on
-from diagnosis.facts.components import DOMAIN_LABEL, Role, is_ready
-from diagnosis.facts.dra_drivers import DRIVER_CALL, daemons_on, domain_of, no_driver, plugin_on
-from diagnosis.facts.efa import NETWORK_DRIVERS, claim_of
-from diagnosis.facts.safe_steps import recreate
-from diagnosis.model import Certainty, FoundCause, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.causes.compute_domains import DOMAIN_NOT_READY, PEER_LOST
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import CLAIM_API, IF_HELD
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, logs, pods_on
+from gpu_healthcheck.diagnosis.facts.components import DOMAIN_LABEL, Role, is_ready
+from gpu_healthcheck.diagnosis.facts.dra_drivers import DRIVER_CALL, daemons_on, domain_of, no_driver, plugin_on
+from gpu_healthcheck.diagnosis.facts.efa import NETWORK_DRIVERS, claim_of
+from gpu_healthcheck.diagnosis.facts.safe_steps import recreate
+from gpu_healthcheck.diagnosis.model import Certainty, FoundCause, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 _API = "resource.k8s.io"
 _VERSIONS = ("v1alpha3", "v1beta1", "v1beta2", "v1")

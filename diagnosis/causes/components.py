@@ -12,26 +12,26 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.admission import refused_workloads
-from diagnosis.causes.pod_startup_table import CLAIM_API, CLAIM_FAILS, NODES
-from diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
-from diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
-from diagnosis.facts.commands import kubectl, logs
-from diagnosis.facts.components import YOUNG, Component, Role, components
-from diagnosis.facts.dra_drivers import CLAIM_EVENT
-from diagnosis.facts.driver_steps import INSTALLER, installer_steps
-from diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
-from diagnosis.facts.gpu_requests import asks_for_gpus, gpu_pods_on
-from diagnosis.facts.log_lines import Hint, failed_run, fix_of, telling_lines
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.node_services import runtime_kind
-from diagnosis.facts.placement import ZERO
-from diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
-from diagnosis.facts.quantity import amount, counted
-from diagnosis.facts.runtime_advice import fix_steps, handlers_of, set_target, where_it_should_write
-from diagnosis.facts.safe_steps import keep_off, let_in, repair_gpu
-from diagnosis.facts.symptoms import shortened
-from diagnosis.model import (
+from gpu_healthcheck.diagnosis.causes.admission import refused_workloads
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import CLAIM_API, CLAIM_FAILS, NODES
+from gpu_healthcheck.diagnosis.causes.runtime_handlers import ELSEWHERE, UNLOADABLE
+from gpu_healthcheck.diagnosis.causes.runtime_handlers import MISSING as HANDLER_MISSING
+from gpu_healthcheck.diagnosis.facts.commands import kubectl, logs
+from gpu_healthcheck.diagnosis.facts.components import YOUNG, Component, Role, components
+from gpu_healthcheck.diagnosis.facts.dra_drivers import CLAIM_EVENT
+from gpu_healthcheck.diagnosis.facts.driver_steps import INSTALLER, installer_steps
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import devices_in, has_gpu, is_changed, is_judged
+from gpu_healthcheck.diagnosis.facts.gpu_requests import asks_for_gpus, gpu_pods_on
+from gpu_healthcheck.diagnosis.facts.log_lines import Hint, failed_run, fix_of, telling_lines
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.facts.node_services import runtime_kind
+from gpu_healthcheck.diagnosis.facts.placement import ZERO
+from gpu_healthcheck.diagnosis.facts.pod_stage import IMAGE, Stage, StageKind, stage
+from gpu_healthcheck.diagnosis.facts.quantity import amount, counted
+from gpu_healthcheck.diagnosis.facts.runtime_advice import fix_steps, handlers_of, set_target, where_it_should_write
+from gpu_healthcheck.diagnosis.facts.safe_steps import keep_off, let_in, repair_gpu
+from gpu_healthcheck.diagnosis.facts.symptoms import shortened
+from gpu_healthcheck.diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
@@ -43,13 +43,13 @@ from diagnosis.model import (
     origins,
     starting,
 )
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.operations.agent_start import start_fix
-from healthcheck.probes.container_runtime.facts import CONTAINERD
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.operations.agent_start import start_fix
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CONTAINERD
 
 _OPERATOR = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/troubleshooting.html"
 HAMI_DOCS = "https://project-hami.io/docs/troubleshooting/troubleshooting"

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.pod_startup_table import IF_HELD, IMEX_HELD
-from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
-from diagnosis.facts.commands import command, kubectl, logs
-from diagnosis.facts.components import DOMAIN_LABEL, Role, components, is_ready
-from diagnosis.facts.dra_drivers import (
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import IF_HELD, IMEX_HELD
+from gpu_healthcheck.diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, logs
+from gpu_healthcheck.diagnosis.facts.components import DOMAIN_LABEL, Role, components, is_ready
+from gpu_healthcheck.diagnosis.facts.dra_drivers import (
     CLAIM_EVENT,
     DRIVER_CALL,
     DomainView,
@@ -23,8 +23,8 @@ from diagnosis.facts.dra_drivers import (
     no_driver,
     plugin_on,
 )
-from diagnosis.facts.pod_stage import stage
-from diagnosis.facts.symptoms import (
+from gpu_healthcheck.diagnosis.facts.pod_stage import stage
+from gpu_healthcheck.diagnosis.facts.symptoms import (
     is_stuck,
     of_events,
     of_log,
@@ -34,11 +34,21 @@ from diagnosis.facts.symptoms import (
     scheduled_at,
     standing_events,
 )
-from diagnosis.model import Certainty, Family, FoundCause, Link, Origin, Search, Signature, TextSource, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.model import (
+    Certainty,
+    Family,
+    FoundCause,
+    Link,
+    Origin,
+    Search,
+    Signature,
+    TextSource,
+    origins,
+)
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _SOURCE = "https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu"
 _domain = Family(Link.RUNTIME)

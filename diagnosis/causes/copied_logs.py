@@ -5,20 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from diagnosis.causes import compute_domains, crashing, efa_jobs, pod_startup, rejected, running, runtime_handlers
-from diagnosis.causes.components import NOT_READY, hint
-from diagnosis.causes.device_plugins import failures_in
-from diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING, NOT_INJECTED
-from diagnosis.causes.unscheduled import refusals_in
-from diagnosis.facts.commands import command, explain
-from diagnosis.facts.components import Role, role_of
-from diagnosis.facts.log_lines import failed_run, telling_lines
-from diagnosis.facts.symptoms import Recognised, Symptom, recognised, shortened, texts_in
-from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Search, TextSource
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import RecordFinding
-from healthcheck.catalog.policy import step_for
-from healthcheck.model import Severity
+from gpu_healthcheck.diagnosis.causes import (
+    compute_domains,
+    crashing,
+    efa_jobs,
+    pod_startup,
+    rejected,
+    running,
+    runtime_handlers,
+)
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY, hint
+from gpu_healthcheck.diagnosis.causes.device_plugins import failures_in
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import COMMAND_MISSING, CONFIG_MISSING, NOT_INJECTED
+from gpu_healthcheck.diagnosis.causes.unscheduled import refusals_in
+from gpu_healthcheck.diagnosis.facts.commands import command, explain
+from gpu_healthcheck.diagnosis.facts.components import Role, role_of
+from gpu_healthcheck.diagnosis.facts.log_lines import failed_run, telling_lines
+from gpu_healthcheck.diagnosis.facts.symptoms import Recognised, Symptom, recognised, shortened, texts_in
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Search, TextSource
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import RecordFinding
+from gpu_healthcheck.healthcheck.catalog.policy import step_for
+from gpu_healthcheck.healthcheck.model import Severity
 
 _fault = Family(None)
 KERNEL_FAULT = _fault(

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.crashing_table import (
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.crashing_table import (
     CRASHES,
     CUDA_UNKNOWN,
     DRIVER_TOO_OLD,
@@ -34,12 +34,12 @@ from diagnosis.causes.crashing_table import (
     UNLICENSED,
     WRONG_ARCHITECTURE,
 )
-from diagnosis.causes.faulty_gpus import FAULTY, affected_pods
-from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
-from diagnosis.causes.hami.allocating import LIBRARY_REASONS, agent_findings
-from diagnosis.causes.other_monitors import REPORTED
-from diagnosis.causes.pod_startup import START_REASONS, TOOL
-from diagnosis.causes.pod_startup_table import (
+from gpu_healthcheck.diagnosis.causes.faulty_gpus import FAULTY, affected_pods
+from gpu_healthcheck.diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
+from gpu_healthcheck.diagnosis.causes.hami.allocating import LIBRARY_REASONS, agent_findings
+from gpu_healthcheck.diagnosis.causes.other_monitors import REPORTED
+from gpu_healthcheck.diagnosis.causes.pod_startup import START_REASONS, TOOL
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import (
     ACCESS_DENIED,
     DRIVER_MISMATCH,
     DRIVER_NOT_LOADED,
@@ -49,7 +49,7 @@ from diagnosis.causes.pod_startup_table import (
     NO_GPU_FOUND,
     NOT_INJECTED,
 )
-from diagnosis.causes.running import (
+from gpu_healthcheck.diagnosis.causes.running import (
     CGROUP_LOST,
     CLASS_NOT_NAMED,
     NOT_REQUESTED,
@@ -61,15 +61,15 @@ from diagnosis.causes.running import (
     started_before_driver,
     why_without_gpu,
 )
-from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, explain, logs
-from diagnosis.facts.components import Role, components, role_of
-from diagnosis.facts.driver_steps import fabric_steps
-from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
-from diagnosis.facts.library_errors import any_cuda_error
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.safe_steps import keep_off, let_in
-from diagnosis.facts.symptoms import (
+from gpu_healthcheck.diagnosis.causes.verdicts import KEPT_FROM_WORK
+from gpu_healthcheck.diagnosis.facts.commands import command, explain, logs
+from gpu_healthcheck.diagnosis.facts.components import Role, components, role_of
+from gpu_healthcheck.diagnosis.facts.driver_steps import fabric_steps
+from gpu_healthcheck.diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims
+from gpu_healthcheck.diagnosis.facts.library_errors import any_cuda_error
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.facts.safe_steps import keep_off, let_in
+from gpu_healthcheck.diagnosis.facts.symptoms import (
     GATE_REFUSAL,
     Recognised,
     Symptom,
@@ -84,7 +84,7 @@ from diagnosis.facts.symptoms import (
     subject_of,
     texts_in,
 )
-from diagnosis.model import (
+from gpu_healthcheck.diagnosis.model import (
     Cause,
     Certainty,
     FoundCause,
@@ -93,12 +93,12 @@ from diagnosis.model import (
     TextSource,
     origins,
 )
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node, all_respond_since, recorded_gpus
-from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
-from healthcheck.catalog.cuda_errors import fix_of
-from healthcheck.node.state import CONDITION
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, all_respond_since, recorded_gpus
+from gpu_healthcheck.diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
+from gpu_healthcheck.healthcheck.catalog.cuda_errors import fix_of
+from gpu_healthcheck.healthcheck.node.state import CONDITION
 
 _MEMORY_SHARE = "nvidia.com/gpumem"
 ANY_ERROR = (PROGRAM, any_cuda_error())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
-from diagnosis.causes.pod_startup_table import (
+from gpu_healthcheck.diagnosis.causes.hami.allocating import LIBRARY as HAMI_LIBRARY
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import (
     ACCESS_DENIED,
     DRIVER_HANGS,
     DRIVER_MISMATCH,
@@ -13,10 +13,10 @@ from diagnosis.causes.pod_startup_table import (
     NO_GPU_FOUND,
     NOT_INJECTED,
 )
-from diagnosis.causes.running import CGROUP_LOST
-from diagnosis.facts.library_errors import reported
-from diagnosis.facts.symptoms import GATE_WORDS
-from diagnosis.model import CauseSeverity, Family, Link, failing
+from gpu_healthcheck.diagnosis.causes.running import CGROUP_LOST
+from gpu_healthcheck.diagnosis.facts.library_errors import reported
+from gpu_healthcheck.diagnosis.facts.symptoms import GATE_WORDS
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Family, Link, failing
 
 _CUDA = "CUDA driver API, CUresult"
 _OF_A_PROTOCOL = r"Failed to initialize (?:rdma|sendrecv) protocol"

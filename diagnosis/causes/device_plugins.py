@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
 
-from diagnosis.causes.components import NOT_READY, VALIDATION, hint
-from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, explain, kubectl, logs, pods_on
-from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
-from diagnosis.facts.gpu_nodes import (
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY, VALIDATION, hint
+from gpu_healthcheck.diagnosis.causes.verdicts import KEPT_FROM_WORK
+from gpu_healthcheck.diagnosis.facts.commands import command, explain, kubectl, logs, pods_on
+from gpu_healthcheck.diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import (
     GPU,
     MIG,
     SHARED,
@@ -26,17 +26,28 @@ from diagnosis.facts.gpu_nodes import (
     sliced_nodes,
     switched_off,
 )
-from diagnosis.facts.kubelet_devices import names_lost_gpu, partly_offered
-from diagnosis.facts.operator_values import release_of
-from diagnosis.facts.placement import expression_takes
-from diagnosis.facts.quantity import count_of, counted, digits
-from diagnosis.facts.safe_steps import plugin_pods, recreate, repair_gpu, restart_plugin
-from diagnosis.facts.symptoms import replaced, shortened
-from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, found_on, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node, recorded_gpus
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.facts.kubelet_devices import names_lost_gpu, partly_offered
+from gpu_healthcheck.diagnosis.facts.operator_values import release_of
+from gpu_healthcheck.diagnosis.facts.placement import expression_takes
+from gpu_healthcheck.diagnosis.facts.quantity import count_of, counted, digits
+from gpu_healthcheck.diagnosis.facts.safe_steps import plugin_pods, recreate, repair_gpu, restart_plugin
+from gpu_healthcheck.diagnosis.facts.symptoms import replaced, shortened
+from gpu_healthcheck.diagnosis.model import (
+    Cause,
+    CauseSeverity,
+    Certainty,
+    Family,
+    FoundCause,
+    Link,
+    Origin,
+    Search,
+    found_on,
+    origins,
+)
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, recorded_gpus
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 MIG_GUIDE = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-operator-mig.html"
 _fault = Family(None)

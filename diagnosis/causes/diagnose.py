@@ -10,11 +10,11 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes import SEARCHES
-from diagnosis.causes.first_fixes import with_fixes_first
-from diagnosis.model import Certainty, FoundCause, Link, Origin, Search, Unchecked, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.causes import SEARCHES
+from gpu_healthcheck.diagnosis.causes.first_fixes import with_fixes_first
+from gpu_healthcheck.diagnosis.model import Certainty, FoundCause, Link, Origin, Search, Unchecked, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
 
 _Item = TypeVar("_Item")
 SAVED_STATE = "saved state"

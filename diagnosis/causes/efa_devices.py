@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.device_plugins import why_not_on
-from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, kubectl, pods_on
-from diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused, tag_of
-from diagnosis.facts.efa import (
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.device_plugins import why_not_on
+from gpu_healthcheck.diagnosis.causes.verdicts import KEPT_FROM_WORK
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, pods_on
+from gpu_healthcheck.diagnosis.facts.components import Component, Role, components, is_for, is_ready, refused, tag_of
+from gpu_healthcheck.diagnosis.facts.efa import (
     NETWORK_DRIVERS,
     claimable_nodes,
     is_multi_node_type,
@@ -20,15 +20,15 @@ from diagnosis.facts.efa import (
     profile_of,
     type_of,
 )
-from diagnosis.facts.gpu_nodes import EFA, is_judged, sliced_nodes
-from diagnosis.facts.placement import expression_takes
-from diagnosis.facts.quantity import count_of
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
-from healthcheck.node.state import INSTANCE_TYPE
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import EFA, is_judged, sliced_nodes
+from gpu_healthcheck.diagnosis.facts.placement import expression_takes
+from gpu_healthcheck.diagnosis.facts.quantity import count_of
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _fault = Family(None, severity=CauseSeverity.MEDIUM)
 NO_EFA = _fault(

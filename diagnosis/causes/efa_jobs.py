@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 
-from diagnosis.causes.crashing_table import POD_IDENTITY
-from diagnosis.causes.efa_devices import COUNTS_MLX5, LEAVES_OUT, NO_EFA, efa_plugins
-from diagnosis.causes.faulty_gpus import is_gang
-from diagnosis.causes.unscheduled.waiting import group_subject
-from diagnosis.facts.commands import command, explain, kubectl, logs
-from diagnosis.facts.components import role_of
-from diagnosis.facts.efa import (
+from gpu_healthcheck.diagnosis.causes.crashing_table import POD_IDENTITY
+from gpu_healthcheck.diagnosis.causes.efa_devices import COUNTS_MLX5, LEAVES_OUT, NO_EFA, efa_plugins
+from gpu_healthcheck.diagnosis.causes.faulty_gpus import is_gang
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import group_subject
+from gpu_healthcheck.diagnosis.facts.commands import command, explain, kubectl, logs
+from gpu_healthcheck.diagnosis.facts.components import role_of
+from gpu_healthcheck.diagnosis.facts.efa import (
     EFA_CLASS,
     PORT_DOWN,
     claim_of,
@@ -29,18 +29,29 @@ from diagnosis.facts.efa import (
     type_of,
     uses_efa,
 )
-from diagnosis.facts.gpu_nodes import EFA, GPU, GPU_DRIVERS, WHOLE, pool_kind
-from diagnosis.facts.gpu_requests import gpu_pods, is_deep_test
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.placement import ZERO, asked_by, offers
-from diagnosis.facts.symptoms import shortened, since_and_detail
-from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, failing, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.nodes import Node, RecordFinding
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import EFA, GPU, GPU_DRIVERS, WHOLE, pool_kind
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods, is_deep_test
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.facts.placement import ZERO, asked_by, offers
+from gpu_healthcheck.diagnosis.facts.symptoms import shortened, since_and_detail
+from gpu_healthcheck.diagnosis.model import (
+    Cause,
+    CauseSeverity,
+    Certainty,
+    Family,
+    FoundCause,
+    Link,
+    Origin,
+    Search,
+    failing,
+    origins,
+)
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, RecordFinding
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
 NOT_REQUESTED = _running(

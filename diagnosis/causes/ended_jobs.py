@@ -11,16 +11,23 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.facts.commands import explain, logs
-from diagnosis.facts.symptoms import ASSIGNED, CREATED, GATE_REFUSAL, GATE_WORDS, shortened, since_and_detail
-from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node, RecordFinding
-from diagnosis.snapshot.pods import Condition, Pod, condition_in
-from diagnosis.snapshot.workloads import Workload
-from healthcheck.operations.pod_removal import WITH_RETRIES
-from healthcheck.text.moments import EARLIEST, timestamp
+from gpu_healthcheck.diagnosis.facts.commands import explain, logs
+from gpu_healthcheck.diagnosis.facts.symptoms import (
+    ASSIGNED,
+    CREATED,
+    GATE_REFUSAL,
+    GATE_WORDS,
+    shortened,
+    since_and_detail,
+)
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, RecordFinding
+from gpu_healthcheck.diagnosis.snapshot.pods import Condition, Pod, condition_in
+from gpu_healthcheck.diagnosis.snapshot.workloads import Workload
+from gpu_healthcheck.healthcheck.operations.pod_removal import WITH_RETRIES
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, timestamp
 
 _ended = Family(None)
 FAILED = _ended(

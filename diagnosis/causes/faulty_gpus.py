@@ -9,27 +9,27 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.facts.commands import command, explain, pods_on
-from diagnosis.facts.components import role_of
-from diagnosis.facts.gpu_nodes import GPU_DRIVERS, is_device
-from diagnosis.facts.gpu_requests import gpu_claims, gpu_pods, gpus_of, is_deep_test
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.quantity import counted
-from diagnosis.facts.ranks import RANK_KEYS, REPLICA, REPLICA_TYPE, marks_of
-from diagnosis.facts.symptoms import ended_of, older, shortened, since_and_detail
-from diagnosis.model import Certainty, Family, FoundCause, Link, Search
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.dra import ResourceClaim, SliceDevice
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node, RecordFinding
-from diagnosis.snapshot.pods import AllocatedDevice, Container, ContainerState, Pod
-from healthcheck.cluster.names import COMPONENT
-from healthcheck.memory.findings import gpu_address
-from healthcheck.node.device_pools import address_of
-from healthcheck.node.evictions import EvictionState, PodEviction, evictions_on
-from healthcheck.node.state import CONDITION, GPU_UNHEALTHY, SEVERITY, UNHEALTHY, NodeState
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.facts.commands import command, explain, pods_on
+from gpu_healthcheck.diagnosis.facts.components import role_of
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import GPU_DRIVERS, is_device
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_claims, gpu_pods, gpus_of, is_deep_test
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.facts.ranks import RANK_KEYS, REPLICA, REPLICA_TYPE, marks_of
+from gpu_healthcheck.diagnosis.facts.symptoms import ended_of, older, shortened, since_and_detail
+from gpu_healthcheck.diagnosis.model import Certainty, Family, FoundCause, Link, Search
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.dra import ResourceClaim, SliceDevice
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, RecordFinding
+from gpu_healthcheck.diagnosis.snapshot.pods import AllocatedDevice, Container, ContainerState, Pod
+from gpu_healthcheck.healthcheck.cluster.names import COMPONENT
+from gpu_healthcheck.healthcheck.memory.findings import gpu_address
+from gpu_healthcheck.healthcheck.node.device_pools import address_of
+from gpu_healthcheck.healthcheck.node.evictions import EvictionState, PodEviction, evictions_on
+from gpu_healthcheck.healthcheck.node.state import CONDITION, GPU_UNHEALTHY, SEVERITY, UNHEALTHY, NodeState
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _running = Family(Link.RUNNING)
 FAULTY = _running(

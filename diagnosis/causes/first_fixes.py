@@ -11,11 +11,11 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from diagnosis.facts.commands import explain
-from diagnosis.model import FoundCause
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from healthcheck.checks import runtime_restart
+from gpu_healthcheck.diagnosis.facts.commands import explain
+from gpu_healthcheck.diagnosis.model import FoundCause
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.healthcheck.checks import runtime_restart
 
 FILES_FIRST = "Until then, do not restart the container runtime or the toolkit pods: that would load its files."
 _RESTARTS = re.compile(r"`[^`]*\b(?:systemctl|snap) restart ")

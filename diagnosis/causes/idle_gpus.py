@@ -6,22 +6,22 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
-from diagnosis.causes.faulty_gpus import FAULTY
-from diagnosis.causes.pod_startup_table import NOT_INJECTED
-from diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
-from diagnosis.facts.commands import logs
-from diagnosis.facts.gpu_nodes import GPU, WHOLE, gpu_nodes, pool_kind
-from diagnosis.facts.gpu_requests import gpu_pods, gpus_of
-from diagnosis.facts.placement import asked_by
-from diagnosis.facts.quantity import count_of
-from diagnosis.facts.utilization import CardLoad, loads
-from diagnosis.hami.cards import cards_of
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.gpu_use import SERIES, USE
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.causes.faulty_gpus import FAULTY
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import NOT_INJECTED
+from gpu_healthcheck.diagnosis.causes.running import CLASS_NOT_NAMED, HIDDEN, NOT_REQUESTED
+from gpu_healthcheck.diagnosis.facts.commands import logs
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import GPU, WHOLE, gpu_nodes, pool_kind
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods, gpus_of
+from gpu_healthcheck.diagnosis.facts.placement import asked_by
+from gpu_healthcheck.diagnosis.facts.quantity import count_of
+from gpu_healthcheck.diagnosis.facts.utilization import CardLoad, loads
+from gpu_healthcheck.diagnosis.hami.cards import cards_of
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import SERIES, USE
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 _fault = Family(None, severity=CauseSeverity.LOW)
 IDLE = _fault(

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MIG_PENDING
-from diagnosis.facts.commands import command, kubectl, logs
-from diagnosis.facts.components import Component, Role, components, is_for, is_ready
-from diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
-from diagnosis.facts.gpu_requests import gpu_pods_on, gpus_of
-from diagnosis.facts.log_lines import telling_lines
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.safe_steps import keep_off
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MIG_PENDING
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, logs
+from gpu_healthcheck.diagnosis.facts.components import Component, Role, components, is_for, is_ready
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import MIG, has_nvidia, is_for_machines, is_judged
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods_on, gpus_of
+from gpu_healthcheck.diagnosis.facts.log_lines import telling_lines
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.facts.safe_steps import keep_off
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 _PRODUCT, _CONFIG, _STATE = "nvidia.com/gpu.product", "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 _PAUSED = "paused-for-mig-change"

@@ -6,21 +6,21 @@ from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.causes.hami.allocating import ALLOCATION_HANGS
-from diagnosis.causes.pod_startup_table import RUNTIME_SILENT
-from diagnosis.causes.unscheduled.refused import NOT_READY
-from diagnosis.facts.gpu_nodes import gpu_nodes
-from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.node_services import runtime_is_down, steps_until_ready
-from diagnosis.facts.runtime_advice import keep_version
-from diagnosis.facts.symptoms import is_stuck, older, scheduled_at
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.node.state import MAINTENANCE
+from gpu_healthcheck.diagnosis.causes.hami.allocating import ALLOCATION_HANGS
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import RUNTIME_SILENT
+from gpu_healthcheck.diagnosis.causes.unscheduled.refused import NOT_READY
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import gpu_nodes
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.facts.node_services import runtime_is_down, steps_until_ready
+from gpu_healthcheck.diagnosis.facts.runtime_advice import keep_version
+from gpu_healthcheck.diagnosis.facts.symptoms import is_stuck, older, scheduled_at
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE
 
 _accepted = Family(Link.ACCEPTED, severity=CauseSeverity.MEDIUM)
 GONE = _accepted(

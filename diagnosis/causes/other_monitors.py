@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from diagnosis.facts.commands import command, kubectl, logs, pods_on
-from diagnosis.facts.components import Role, role_of
-from diagnosis.facts.gpu_nodes import has_gpu
-from diagnosis.facts.gpu_requests import asks_for_gpus
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node, all_respond_since, recorded_gpus
-from diagnosis.snapshot.pods import Condition, Pod
-from healthcheck.node.state import CONDITION, OUR_WORD
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, logs, pods_on
+from gpu_healthcheck.diagnosis.facts.components import Role, role_of
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_gpu
+from gpu_healthcheck.diagnosis.facts.gpu_requests import asks_for_gpus
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Search, found_on
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, all_respond_since, recorded_gpus
+from gpu_healthcheck.diagnosis.snapshot.pods import Condition, Pod
+from gpu_healthcheck.healthcheck.node.state import CONDITION, OUR_WORD
 
 _reported = Family(None)
 REPORTED = _reported(

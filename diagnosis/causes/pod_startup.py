@@ -12,22 +12,22 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from diagnosis.causes import pod_startup_table as table
-from diagnosis.causes.claim_preparation import OF_CLAIM, explained
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
-from diagnosis.causes.runtime_handlers import HANDLERS
-from diagnosis.facts.commands import command, kubectl, logs
-from diagnosis.facts.components import Role, role_of
-from diagnosis.facts.crio_advice import without_class
-from diagnosis.facts.dra_drivers import CLAIM_EVENT, claims_channel
-from diagnosis.facts.driver_steps import gke_driver_steps
-from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.facts.log_lines import fix_of
-from diagnosis.facts.node_services import distribution_of, runtime_steps
-from diagnosis.facts.runtime_advice import keep_version
-from diagnosis.facts.safe_steps import restart_plugin
-from diagnosis.facts.symptoms import (
+from gpu_healthcheck.diagnosis.causes import pod_startup_table as table
+from gpu_healthcheck.diagnosis.causes.claim_preparation import OF_CLAIM, explained
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.running import DEVICE_FILE_REASONS, DEVICE_FILES
+from gpu_healthcheck.diagnosis.causes.runtime_handlers import HANDLERS
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, logs
+from gpu_healthcheck.diagnosis.facts.components import Role, role_of
+from gpu_healthcheck.diagnosis.facts.crio_advice import without_class
+from gpu_healthcheck.diagnosis.facts.dra_drivers import CLAIM_EVENT, claims_channel
+from gpu_healthcheck.diagnosis.facts.driver_steps import gke_driver_steps
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods
+from gpu_healthcheck.diagnosis.facts.log_lines import fix_of
+from gpu_healthcheck.diagnosis.facts.node_services import distribution_of, runtime_steps
+from gpu_healthcheck.diagnosis.facts.runtime_advice import keep_version
+from gpu_healthcheck.diagnosis.facts.safe_steps import restart_plugin
+from gpu_healthcheck.diagnosis.facts.symptoms import (
     Recognised,
     RecognisedPod,
     Symptom,
@@ -42,14 +42,14 @@ from diagnosis.facts.symptoms import (
     standing_events,
     texts_in,
 )
-from diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Container, ContainerState, Pod
-from diagnosis.snapshot.workloads import KINDS as WORKLOADS
-from healthcheck.catalog.cuda_errors import fix_of as fix_of_error
-from healthcheck.probes.container_runtime.distributions import GKE
+from gpu_healthcheck.diagnosis.model import Cause, Certainty, FoundCause, Link, Search, TextSource
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Container, ContainerState, Pod
+from gpu_healthcheck.diagnosis.snapshot.workloads import KINDS as WORKLOADS
+from gpu_healthcheck.healthcheck.catalog.cuda_errors import fix_of as fix_of_error
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import GKE
 
 _EVENT = TextSource.EVENT
 _INJECTION = texts_in(_EVENT, (DEVICE_FILES, NOT_READY[Role.MPS], *table.INJECTION))

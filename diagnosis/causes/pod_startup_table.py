@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from diagnosis.facts.library_errors import reported
-from diagnosis.facts.log_lines import Hint
-from diagnosis.model import CauseSeverity, Family, Link, Signature, TextSource, failing, starting
+from gpu_healthcheck.diagnosis.facts.library_errors import reported
+from gpu_healthcheck.diagnosis.facts.log_lines import Hint
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Family, Link, Signature, TextSource, failing, starting
 
 _CLI, _NCT, _KUBELET, _CONTAINERD = "libnvidia-container", "nvidia-container-toolkit", "kubelet", "containerd"
 _EVENT = frozenset((TextSource.EVENT,))

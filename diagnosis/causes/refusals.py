@@ -8,18 +8,18 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct, field
 
-from diagnosis.causes.runtime_handlers import CLASS_MISSING
-from diagnosis.facts.components import role_of
-from diagnosis.facts.gpu_requests import gpu_claims, meant_as_gpu
-from diagnosis.facts.placement import asked_by
-from diagnosis.facts.symptoms import texts_in
-from diagnosis.model import Cause, CauseSeverity, Family, Link, Signature, TextSource
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.meta import Meta
-from diagnosis.snapshot.pods import PodSpec, condition_in
-from diagnosis.snapshot.workloads import KINDS, Workload
-from healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.diagnosis.causes.runtime_handlers import CLASS_MISSING
+from gpu_healthcheck.diagnosis.facts.components import role_of
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_claims, meant_as_gpu
+from gpu_healthcheck.diagnosis.facts.placement import asked_by
+from gpu_healthcheck.diagnosis.facts.symptoms import texts_in
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, Family, Link, Signature, TextSource
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta
+from gpu_healthcheck.diagnosis.snapshot.pods import PodSpec, condition_in
+from gpu_healthcheck.diagnosis.snapshot.workloads import KINDS, Workload
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
 
 _admitted = Family(Link.ADMITTED)
 

@@ -12,14 +12,14 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from diagnosis.causes.components import hint
-from diagnosis.causes.hami import webhook as hami
-from diagnosis.causes.hami.denials import NODE_NAMED, PLUGIN_FILES
-from diagnosis.causes.hami.webhook import NOT_SEEN
-from diagnosis.facts.commands import kubectl, pods_on
-from diagnosis.facts.components import is_ready
-from diagnosis.facts.gpu_nodes import has_nvidia, is_judged
-from diagnosis.facts.gpu_requests import (
+from gpu_healthcheck.diagnosis.causes.components import hint
+from gpu_healthcheck.diagnosis.causes.hami import webhook as hami
+from gpu_healthcheck.diagnosis.causes.hami.denials import NODE_NAMED, PLUGIN_FILES
+from gpu_healthcheck.diagnosis.causes.hami.webhook import NOT_SEEN
+from gpu_healthcheck.diagnosis.facts.commands import kubectl, pods_on
+from gpu_healthcheck.diagnosis.facts.components import is_ready
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia, is_judged
+from gpu_healthcheck.diagnosis.facts.gpu_requests import (
     asks_for_accelerators,
     claims_gpus,
     gpu_claims,
@@ -27,7 +27,7 @@ from diagnosis.facts.gpu_requests import (
     gpus_of,
     is_gpu,
 )
-from diagnosis.facts.kubelet_devices import (
+from gpu_healthcheck.diagnosis.facts.kubelet_devices import (
     OUT_OF,
     FreeCount,
     free_counts,
@@ -36,9 +36,16 @@ from diagnosis.facts.kubelet_devices import (
     partly_offered,
     restart_kubelet,
 )
-from diagnosis.facts.placement import has, offers, selects
-from diagnosis.facts.safe_steps import keep_off, let_in, plugin_pods, recreate, repair_gpu, restart_plugin
-from diagnosis.facts.symptoms import (
+from gpu_healthcheck.diagnosis.facts.placement import has, offers, selects
+from gpu_healthcheck.diagnosis.facts.safe_steps import (
+    keep_off,
+    let_in,
+    plugin_pods,
+    recreate,
+    repair_gpu,
+    restart_plugin,
+)
+from gpu_healthcheck.diagnosis.facts.symptoms import (
     Recognised,
     RecognisedPod,
     Symptom,
@@ -49,7 +56,7 @@ from diagnosis.facts.symptoms import (
     subject_of,
     texts_in,
 )
-from diagnosis.model import (
+from gpu_healthcheck.diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
@@ -61,10 +68,10 @@ from diagnosis.model import (
     origins,
     rejecting,
 )
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
 
 NO_DEVICES = ("NodeKeptFromWork", "DevicePluginNotReady", "DevicePluginMissing", "GpusNotOffered", "UnhealthyGpus")
 """Causes that leave a kubelet without devices."""

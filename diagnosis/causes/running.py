@@ -14,21 +14,21 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.pod_startup_table import AT_ITS_START, DOES_WITHOUT, NOT_INJECTED
-from diagnosis.causes.runtime_handlers import MISSING
-from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, logs
-from diagnosis.facts.components import Role, components, is_ready, role_of
-from diagnosis.facts.crio_advice import hook_evidence
-from diagnosis.facts.gpu_nodes import is_device
-from diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.quantity import amount
-from diagnosis.facts.runtime_advice import fix_steps, handlers_of, toolkits
-from diagnosis.facts.safe_steps import recreate
-from diagnosis.facts.symptoms import Recognised, of_log, recognised, texts_in
-from diagnosis.model import (
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import AT_ITS_START, DOES_WITHOUT, NOT_INJECTED
+from gpu_healthcheck.diagnosis.causes.runtime_handlers import MISSING
+from gpu_healthcheck.diagnosis.causes.verdicts import KEPT_FROM_WORK
+from gpu_healthcheck.diagnosis.facts.commands import command, logs
+from gpu_healthcheck.diagnosis.facts.components import Role, components, is_ready, role_of
+from gpu_healthcheck.diagnosis.facts.crio_advice import hook_evidence
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import is_device
+from gpu_healthcheck.diagnosis.facts.gpu_requests import asks_for_gpus, claims_gpus, gpu_claims, gpus_of
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.facts.quantity import amount
+from gpu_healthcheck.diagnosis.facts.runtime_advice import fix_steps, handlers_of, toolkits
+from gpu_healthcheck.diagnosis.facts.safe_steps import recreate
+from gpu_healthcheck.diagnosis.facts.symptoms import Recognised, of_log, recognised, texts_in
+from gpu_healthcheck.diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
@@ -41,11 +41,11 @@ from diagnosis.model import (
     origins,
     starting,
 )
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Container, Pod
-from healthcheck.text.moments import EARLIEST, timestamp
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Container, Pod
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, timestamp
 
 _running = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM)
 _fault = Family(None)

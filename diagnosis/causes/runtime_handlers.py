@@ -12,14 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from diagnosis.causes.first_fixes import FILES_FIRST
-from diagnosis.facts.commands import kubectl
-from diagnosis.facts.components import role_of
-from diagnosis.facts.crio_advice import hook_evidence, is_hook_certain
-from diagnosis.facts.gpu_nodes import has_nvidia
-from diagnosis.facts.gpu_requests import asks_for_gpus
-from diagnosis.facts.node_services import runtime_is_down, runtime_kind
-from diagnosis.facts.runtime_advice import (
+from gpu_healthcheck.diagnosis.causes.first_fixes import FILES_FIRST
+from gpu_healthcheck.diagnosis.facts.commands import kubectl
+from gpu_healthcheck.diagnosis.facts.components import role_of
+from gpu_healthcheck.diagnosis.facts.crio_advice import hook_evidence, is_hook_certain
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia
+from gpu_healthcheck.diagnosis.facts.gpu_requests import asks_for_gpus
+from gpu_healthcheck.diagnosis.facts.node_services import runtime_is_down, runtime_kind
+from gpu_healthcheck.diagnosis.facts.runtime_advice import (
     by_agent,
     fix_steps,
     handlers_of,
@@ -28,7 +28,7 @@ from diagnosis.facts.runtime_advice import (
     where_it_should_write,
     written_elsewhere,
 )
-from diagnosis.facts.symptoms import (
+from gpu_healthcheck.diagnosis.facts.symptoms import (
     Recognised,
     Symptom,
     is_stuck,
@@ -41,7 +41,7 @@ from diagnosis.facts.symptoms import (
     standing_events,
     texts_in,
 )
-from diagnosis.model import (
+from gpu_healthcheck.diagnosis.model import (
     Cause,
     CauseSeverity,
     Certainty,
@@ -56,14 +56,14 @@ from diagnosis.model import (
     origins,
     starting,
 )
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import RuntimeClass
-from diagnosis.snapshot.meta import Meta
-from diagnosis.snapshot.nodes import Node, RecordFinding
-from diagnosis.snapshot.pods import Pod
-from diagnosis.snapshot.workloads import Workload
-from healthcheck.checks import container_runtime, default_runtime
-from healthcheck.probes.container_runtime.facts import CONTAINERD
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import RuntimeClass
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, RecordFinding
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.snapshot.workloads import Workload
+from gpu_healthcheck.healthcheck.checks import container_runtime, default_runtime
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CONTAINERD
 
 _WRITERS = "containerd, internal/cri; CRI-O; cri-dockerd"
 _runtime = Family(Link.RUNTIME)

@@ -13,26 +13,26 @@ from statistics import median_low
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.efa_jobs import job_of
-from diagnosis.causes.faulty_gpus import FAULTY, affected_on, concerns, given_gpus
-from diagnosis.facts.commands import command, explain, kubectl, logs
-from diagnosis.facts.components import role_of
-from diagnosis.facts.efa import PORT_DOWN
-from diagnosis.facts.gpu_nodes import GPU
-from diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on, gpus_of, is_deep_test
-from diagnosis.facts.placement import asked_by
-from diagnosis.facts.quantity import counted
-from diagnosis.facts.ranks import pod_numbers
-from diagnosis.facts.symptoms import since_and_detail
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.pods import ContainerState, Pod
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.probes.kubelet_pods import EXPECTED, WAITING
-from healthcheck.text.moments import EARLIEST, timestamp
-from healthcheck.text.naming import named
-from healthcheck.verdict.work import POD_DIGITS, Work, WorkRow
+from gpu_healthcheck.diagnosis.causes.efa_jobs import job_of
+from gpu_healthcheck.diagnosis.causes.faulty_gpus import FAULTY, affected_on, concerns, given_gpus
+from gpu_healthcheck.diagnosis.facts.commands import command, explain, kubectl, logs
+from gpu_healthcheck.diagnosis.facts.components import role_of
+from gpu_healthcheck.diagnosis.facts.efa import PORT_DOWN
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import GPU
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods, gpu_pods_on, gpus_of, is_deep_test
+from gpu_healthcheck.diagnosis.facts.placement import asked_by
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.facts.ranks import pod_numbers
+from gpu_healthcheck.diagnosis.facts.symptoms import since_and_detail
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.pods import ContainerState, Pod
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import EXPECTED, WAITING
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, timestamp
+from gpu_healthcheck.healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.verdict.work import POD_DIGITS, Work, WorkRow
 
 STALLED = Family(Link.RUNNING, severity=CauseSeverity.MEDIUM, urgent=1)(
     "JobStalled",

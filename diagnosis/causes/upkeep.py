@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import timedelta
 
-from diagnosis.causes.components import NOT_READY, VALIDATION
-from diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED
-from diagnosis.causes.runtime_handlers import CLASS_MISSING, missing_class
-from diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.components import Role, components
-from diagnosis.facts.gpu_nodes import has_nvidia, is_changed
-from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.model import CauseSeverity, Family, FoundCause, Origin, Search, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import ClusterPolicy, DisruptionBudget
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Condition, Pod
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY, VALIDATION
+from gpu_healthcheck.diagnosis.causes.device_plugins import GEOMETRY, MIG_FAILED, MISSING, NOT_OFFERED
+from gpu_healthcheck.diagnosis.causes.runtime_handlers import CLASS_MISSING, missing_class
+from gpu_healthcheck.diagnosis.causes.unscheduled.refused import NOT_READY as NODE_NOT_READY
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl
+from gpu_healthcheck.diagnosis.facts.components import Role, components
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia, is_changed
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Family, FoundCause, Origin, Search, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import ClusterPolicy, DisruptionBudget
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Condition, Pod
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _PATIENCE, _STARTS = timedelta(minutes=15), timedelta(minutes=10)
 _CORDONED = "it is cordoned"

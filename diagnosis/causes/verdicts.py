@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from diagnosis.facts.commands import command, explain, kubectl
-from diagnosis.facts.symptoms import older
-from diagnosis.model import CauseSeverity, Family, FoundCause, Search
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.nodes import Node
-from healthcheck.deep.claim import claim_in
-from healthcheck.deep.reset_command import switched_off
-from healthcheck.deep.reset_plan import Step
-from healthcheck.model import Severity, counted
-from healthcheck.node.state import (
+from gpu_healthcheck.diagnosis.facts.commands import command, explain, kubectl
+from gpu_healthcheck.diagnosis.facts.symptoms import older
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Family, FoundCause, Search
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.healthcheck.deep.claim import claim_in
+from gpu_healthcheck.healthcheck.deep.reset_command import switched_off
+from gpu_healthcheck.healthcheck.deep.reset_plan import Step
+from gpu_healthcheck.healthcheck.model import Severity, counted
+from gpu_healthcheck.healthcheck.node.state import (
     CONDITION,
     MAINTENANCE,
     RESET_RESULT,
@@ -23,9 +23,9 @@ from healthcheck.node.state import (
     UNHEALTHY,
     NodeState,
 )
-from healthcheck.verdict import record as records
-from healthcheck.verdict.gate import EVENT, refusals_in
-from healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.gate import EVENT, refusals_in
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
 
 _MOST_FAULTS = 3
 _NO_SLOT = "it has no taint, because the limit of tainted nodes is reached"

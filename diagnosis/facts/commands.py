@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from diagnosis.snapshot.meta import Meta
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta
 
 
 def command(*words: str) -> str:

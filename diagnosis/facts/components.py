@@ -11,14 +11,14 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.facts.gpu_nodes import gpu_nodes
-from diagnosis.facts.placement import selects, tolerates
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.meta import Meta
-from diagnosis.snapshot.nodes import Node, Taint
-from diagnosis.snapshot.pods import Container, Pod, PodSpec, Toleration
-from diagnosis.snapshot.workloads import Workload
-from healthcheck.node.label_selector import Expression
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import gpu_nodes
+from gpu_healthcheck.diagnosis.facts.placement import selects, tolerates
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, Taint
+from gpu_healthcheck.diagnosis.snapshot.pods import Container, Pod, PodSpec, Toleration
+from gpu_healthcheck.diagnosis.snapshot.workloads import Workload
+from gpu_healthcheck.healthcheck.node.label_selector import Expression
 
 _DAEMON = tuple(
     Toleration(f"node.kubernetes.io/{key}", "Exists", "", "")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
 
 _UNSET = ("", "false", "none", "unknown")
 _MARKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (

@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from diagnosis.facts.commands import command, in_namespace
-from diagnosis.facts.components import version_of
-from diagnosis.facts.node_services import distribution_of, runtime_kind
-from diagnosis.facts.safe_steps import BARE, save_and_recreate
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from diagnosis.snapshot.workloads import Workload
-from healthcheck.probes.container_runtime.distributions import CRIO_FOLDER, CRIO_UNREAD, OPENSHIFT
-from healthcheck.probes.container_runtime.facts import CRIO
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.facts.commands import command, in_namespace
+from gpu_healthcheck.diagnosis.facts.components import version_of
+from gpu_healthcheck.diagnosis.facts.node_services import distribution_of, runtime_kind
+from gpu_healthcheck.diagnosis.facts.safe_steps import BARE, save_and_recreate
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.snapshot.workloads import Workload
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import CRIO_FOLDER, CRIO_UNREAD, OPENSHIFT
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CRIO
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _HOOKS = "oci/hooks.d"
 _VERSION, _FIRST_WITH_HANDLERS = re.compile(r"v?1\.(\d{1,3})\."), 18

@@ -8,13 +8,13 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.facts.commands import kubectl, pods_on
-from diagnosis.facts.components import DOMAIN_LABEL, Role, components
-from diagnosis.facts.efa import claim_of
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import ComputeDomain, DomainNode
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.facts.commands import kubectl, pods_on
+from gpu_healthcheck.diagnosis.facts.components import DOMAIN_LABEL, Role, components
+from gpu_healthcheck.diagnosis.facts.efa import claim_of
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.dra import ComputeDomain, DomainNode
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 CLAIM_EVENT, DRIVER_CALL = "FailedPrepareDynamicResources", "NodePrepareResources"
 """Event about a claim, and the words in it if the kubelet has called the driver."""

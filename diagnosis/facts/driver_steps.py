@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from diagnosis.facts.commands import command, kubectl, logs, pods_on
-from diagnosis.facts.components import Role, components, role_of
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.node.state import INSTANCE_TYPE
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, logs, pods_on
+from gpu_healthcheck.diagnosis.facts.components import Role, components, role_of
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE
 
 _CONTAINER = "nvidia-driver-ctr"
 _DEPLOYED = "nvidia.com/gpu.deploy.driver"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import cache, lru_cache
 
-from diagnosis.facts.gpu_nodes import EFA, sliced_nodes
-from diagnosis.facts.gpu_requests import gpu_claims, is_gpu_class
-from diagnosis.facts.quantity import count_of
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import ResourceClaim
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Container, Pod
-from healthcheck.catalog.profiles import InstanceProfile, find_profile, read_packaged
-from healthcheck.model import Status
-from healthcheck.node.state import INSTANCE_TYPE
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import EFA, sliced_nodes
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_claims, is_gpu_class
+from gpu_healthcheck.diagnosis.facts.quantity import count_of
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.dra import ResourceClaim
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Container, Pod
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile, find_profile, read_packaged
+from gpu_healthcheck.healthcheck.model import Status
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE
 
 _IMEX = "compute-domain"
 """Part of the DeviceClasses for IMEX channels: `compute-domain-default-channel.nvidia.com`."""

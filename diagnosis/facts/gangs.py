@@ -7,10 +7,10 @@ from functools import cached_property, lru_cache
 
 from msgspec import Struct
 
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.pods import Pod, SchedulingGroup
-from diagnosis.snapshot.queues import NativeGang, kind_of
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod, SchedulingGroup
+from gpu_healthcheck.diagnosis.snapshot.queues import NativeGang, kind_of
 
 _SCHEDULED = ("PodGroupScheduled", "PodGroupInitiallyScheduled")
 """Conditions of a PodGroup in Kubernetes 1.36, and from 1.37 on."""

@@ -6,12 +6,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 
-from diagnosis.facts.gpu_requests import is_accelerator, is_gpu
-from diagnosis.facts.quantity import digits
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from healthcheck.node.device_pools import is_whole
-from healthcheck.node.state import ENABLED, INSTANCE_TYPE
+from gpu_healthcheck.diagnosis.facts.gpu_requests import is_accelerator, is_gpu
+from gpu_healthcheck.diagnosis.facts.quantity import digits
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.healthcheck.node.device_pools import is_whole
+from gpu_healthcheck.healthcheck.node.state import ENABLED, INSTANCE_TYPE
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"

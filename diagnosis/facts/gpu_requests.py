@@ -9,11 +9,11 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.facts.quantity import amount
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import DeviceClass
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.pods import Container, Pod, PodSpec
+from gpu_healthcheck.diagnosis.facts.quantity import amount
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.dra import DeviceClass
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.pods import Container, Pod, PodSpec
 
 _GPU = re.compile(
     r"(?:nvidia\.com/(?:gpu|mig-|pgpu|vgpu)|(?:amd|birentech)\.com/gpu|(?:[a-z]{1,20}\.)?mthreads\.com/|gpu\.intel\.com/"

@@ -9,16 +9,16 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from diagnosis.facts.commands import command
-from diagnosis.facts.gpu_nodes import devices_in
-from diagnosis.facts.node_services import distribution_of, kubelet_unit, restart_of
-from diagnosis.facts.placement import ZERO, asked_by, has, offers
-from diagnosis.facts.quantity import count_of
-from diagnosis.facts.symptoms import ended_of, scheduled_at
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.probes.container_runtime.distributions import K0S, MICROK8S, TALOS
+from gpu_healthcheck.diagnosis.facts.commands import command
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import devices_in
+from gpu_healthcheck.diagnosis.facts.node_services import distribution_of, kubelet_unit, restart_of
+from gpu_healthcheck.diagnosis.facts.placement import ZERO, asked_by, has, offers
+from gpu_healthcheck.diagnosis.facts.quantity import count_of
+from gpu_healthcheck.diagnosis.facts.symptoms import ended_of, scheduled_at
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import K0S, MICROK8S, TALOS
 
 _UNAVAILABLE = re.compile(
     r"unavailable for (?P<resource>\S{1,200}?)\. ?Requested: ?(?P<requested>\d{1,9}), ?Available: ?(?P<free>\d{1,9})"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from diagnosis.model import Signature, failing
-from healthcheck.catalog.cuda_errors import LibraryError, cuda_errors, library_errors
+from gpu_healthcheck.diagnosis.model import Signature, failing
+from gpu_healthcheck.healthcheck.catalog.cuda_errors import LibraryError, cuda_errors, library_errors
 
 _CALL = r"(?-i:\bcu(?:da)?[A-Z]\w{2,40})"
 """Function of CUDA. Lower case does not suffice: `current`, `custom`."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from diagnosis.facts.symptoms import shortened
+from gpu_healthcheck.diagnosis.facts.symptoms import shortened
 
 _LONGEST = 400
 _MOST_LINES = 200

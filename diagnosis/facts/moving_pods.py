@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from diagnosis.facts.commands import command
-from diagnosis.facts.safe_steps import recreate
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.pods import Pod
-from healthcheck.operations.pod_removal import (
+from gpu_healthcheck.diagnosis.facts.commands import command
+from gpu_healthcheck.diagnosis.facts.safe_steps import recreate
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.operations.pod_removal import (
     MOST_RULES,
     WITH_RETRIES,
     Fate,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from diagnosis.facts.commands import command, kubectl, pods_on
-from diagnosis.snapshot.nodes import Node
-from healthcheck.probes.container_runtime.distributions import (
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, pods_on
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import (
     BOTTLEROCKET,
     EKS_AL2023,
     GKE,
@@ -19,7 +19,7 @@ from healthcheck.probes.container_runtime.distributions import (
     RKE2,
     TALOS,
 )
-from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER
 
 SERVER = "node-role.kubernetes.io/control-plane"
 _DISTRIBUTIONS = (

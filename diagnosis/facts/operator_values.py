@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from diagnosis.facts.commands import command
-from diagnosis.facts.components import Role, components
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.meta import Meta
-from healthcheck.checks.runtime_fixes import helm_values
+from gpu_healthcheck.diagnosis.facts.commands import command
+from gpu_healthcheck.diagnosis.facts.components import Role, components
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta
+from gpu_healthcheck.healthcheck.checks.runtime_fixes import helm_values
 
 _RELEASE, _NAMESPACE = "meta.helm.sh/release-name", "meta.helm.sh/release-namespace"
 """Annotations that Helm sets on all objects of a release. OLM and Argo CD do not set them."""

@@ -10,15 +10,15 @@ from functools import cached_property, lru_cache
 
 from msgspec import Struct
 
-from diagnosis.facts.gpu_nodes import offers_gpus
-from diagnosis.facts.gpu_requests import is_gpu
-from diagnosis.facts.quantity import amount, shown
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import Volume
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.nodes import Node, Taint
-from diagnosis.snapshot.pods import Pod, PodSpec, Toleration
-from healthcheck.node.label_selector import Expression
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import offers_gpus
+from gpu_healthcheck.diagnosis.facts.gpu_requests import is_gpu
+from gpu_healthcheck.diagnosis.facts.quantity import amount, shown
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import Volume
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, Taint
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod, PodSpec, Toleration
+from gpu_healthcheck.healthcheck.node.label_selector import Expression
 
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _NAME = "metadata.name"

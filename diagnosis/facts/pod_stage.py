@@ -7,7 +7,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
+from gpu_healthcheck.diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod
 
 _HARD = frozenset(
     (

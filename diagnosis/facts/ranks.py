@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from diagnosis.facts.quantity import digits
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.facts.quantity import digits
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 _COMPLETION = "batch.kubernetes.io/job-completion-index"
 RANK_KEYS = (

@@ -9,18 +9,24 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.facts.commands import command, explain, kubectl
-from diagnosis.facts.crio_advice import crio_steps, hook_evidence, hook_steps, without_class, writes_for_containerd
-from diagnosis.facts.node_services import distribution_of, runtime_kind, unit_of_role
-from diagnosis.facts.operator_values import set_toolkit_env
-from diagnosis.facts.symptoms import shortened
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.meta import Meta
-from diagnosis.snapshot.nodes import Node, RecordFinding
-from diagnosis.snapshot.pods import OTHER_VALUE, Pod, PodSpec
-from diagnosis.snapshot.workloads import Workload
-from healthcheck.checks.runtime_fixes import give_handler
-from healthcheck.probes.container_runtime.distributions import (
+from gpu_healthcheck.diagnosis.facts.commands import command, explain, kubectl
+from gpu_healthcheck.diagnosis.facts.crio_advice import (
+    crio_steps,
+    hook_evidence,
+    hook_steps,
+    without_class,
+    writes_for_containerd,
+)
+from gpu_healthcheck.diagnosis.facts.node_services import distribution_of, runtime_kind, unit_of_role
+from gpu_healthcheck.diagnosis.facts.operator_values import set_toolkit_env
+from gpu_healthcheck.diagnosis.facts.symptoms import shortened
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, RecordFinding
+from gpu_healthcheck.diagnosis.snapshot.pods import OTHER_VALUE, Pod, PodSpec
+from gpu_healthcheck.diagnosis.snapshot.workloads import Workload
+from gpu_healthcheck.healthcheck.checks.runtime_fixes import give_handler
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import (
     BOTTLEROCKET,
     CRIO_FOLDER,
     CRIO_SOCKET,
@@ -34,7 +40,7 @@ from healthcheck.probes.container_runtime.distributions import (
     TALOS,
     layout_of,
 )
-from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER, ContainerRuntime
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER, ContainerRuntime
 
 _TOOLKIT = "nvidia-container-toolkit"
 _CONFIG, _SOCKET = "CONTAINERD_CONFIG", "CONTAINERD_SOCKET"

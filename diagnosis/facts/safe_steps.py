@@ -7,13 +7,13 @@ import posixpath
 import shlex
 from collections.abc import Iterator, Sequence
 
-from diagnosis.facts.commands import command, in_namespace, kubectl, logs, pods_on
-from diagnosis.facts.components import Role, components
-from diagnosis.facts.quantity import counted
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import Meta
-from diagnosis.snapshot.pods import Pod, condition_in
+from gpu_healthcheck.diagnosis.facts.commands import command, in_namespace, kubectl, logs, pods_on
+from gpu_healthcheck.diagnosis.facts.components import Role, components
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod, condition_in
 
 _MOST_NAMES, _MOST_OBJECTS = 20, 4
 BARE = "which no controller creates again"

@@ -14,13 +14,13 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.model import Cause, Signature, TextSource
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.nodes import RecordFinding
-from diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod, condition_in
-from diagnosis.snapshot.workloads import Workload
-from healthcheck.text.moments import EARLIEST, timestamp
+from gpu_healthcheck.diagnosis.model import Cause, Signature, TextSource
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.nodes import RecordFinding
+from gpu_healthcheck.diagnosis.snapshot.pods import ContainerEnd, ContainerState, Pod, condition_in
+from gpu_healthcheck.diagnosis.snapshot.workloads import Workload
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, timestamp
 
 _PROGRESS = frozenset(("Pulling", "Pulled", "Created", "Started"))
 """Event reasons after volumes are mounted and the sandbox is created; earlier failures are then over."""

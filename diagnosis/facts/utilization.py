@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from diagnosis.facts.quantity import digits
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.gpu_use import GpuUse
-from diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.facts.quantity import digits
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import GpuUse
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
 
 _HOSTNAME = "kubernetes.io/hostname"
 

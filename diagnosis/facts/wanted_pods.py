@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from healthcheck.text.documents import MalformedError, yaml_object
+from gpu_healthcheck.healthcheck.text.documents import MalformedError, yaml_object
 
 LONGEST = 1 << 20
 _MOST = 64

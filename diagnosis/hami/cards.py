@@ -9,13 +9,13 @@ from itertools import islice
 
 from msgspec import Struct
 
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.hami_node import MIG_MODE, Card
-from diagnosis.snapshot.hami_pod import PodGrant
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod, condition_in
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.hami_node import MIG_MODE, Card
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import PodGrant
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod, condition_in
 
 COLUMNS = ("Card", "Slots free", "Memory free", "Cores free", "Pods")
 _MOST_PODS = 4

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from diagnosis.snapshot.hami_pod import short
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import short
 
 
 class Authority(Struct, frozen=True):

@@ -13,17 +13,17 @@ from enum import Enum
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from diagnosis.facts.quantity import amount
-from diagnosis.hami.cards import CardUsage, Share, cards_of
-from diagnosis.hami.installation import Installation, unregistered
-from diagnosis.hami.quota import QuotaAmounts, quota_left
-from diagnosis.hami.settings import HamiSettings
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.hami_node import MIG_MODE
-from diagnosis.snapshot.hami_pod import CardOptions
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Container, Pod
+from gpu_healthcheck.diagnosis.facts.quantity import amount
+from gpu_healthcheck.diagnosis.hami.cards import CardUsage, Share, cards_of
+from gpu_healthcheck.diagnosis.hami.installation import Installation, unregistered
+from gpu_healthcheck.diagnosis.hami.quota import QuotaAmounts, quota_left
+from gpu_healthcheck.diagnosis.hami.settings import HamiSettings
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.hami_node import MIG_MODE
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import CardOptions
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Container, Pod
 
 UNREGISTERED = "node unregistered"
 _VENDOR = "nvidia"

@@ -13,16 +13,16 @@ from functools import lru_cache
 
 from msgspec import Struct, field
 
-from diagnosis.facts.components import Component, Role, components
-from diagnosis.facts.placement import has, offers
-from diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import ConfigMap, Webhook
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.hami_node import RegistrationFormat
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import HAMI_EXTENDER, Container, Pod, PodSpec
-from healthcheck.text.durations import duration
+from gpu_healthcheck.diagnosis.facts.components import Component, Role, components
+from gpu_healthcheck.diagnosis.facts.placement import has, offers
+from gpu_healthcheck.diagnosis.hami.settings import DEVICE_CONFIG, HamiSettings, read_settings
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import ConfigMap, Webhook
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.hami_node import RegistrationFormat
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import HAMI_EXTENDER, Container, Pod, PodSpec
+from gpu_healthcheck.healthcheck.text.durations import duration
 
 RULES_VERSION = (2, 10)
 """Version of HAMi whose rules judge a request."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from diagnosis.facts.quantity import amount
-from diagnosis.hami.cards import Share, share_by_card, total
-from diagnosis.hami.settings import HamiSettings
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import Quota
+from gpu_healthcheck.diagnosis.facts.quantity import amount
+from gpu_healthcheck.diagnosis.hami.cards import Share, share_by_card, total
+from gpu_healthcheck.diagnosis.hami.settings import HamiSettings
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import Quota
 
 
 class QuotaAmounts(Struct, frozen=True):

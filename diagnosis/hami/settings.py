@@ -8,11 +8,11 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import ConfigMap
-from diagnosis.snapshot.hami_pod import short
-from healthcheck.text.boundary import At, items, listed, read, text, valid, whole
-from healthcheck.text.documents import MalformedError, yaml_object
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import ConfigMap
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import short
+from gpu_healthcheck.healthcheck.text.boundary import At, items, listed, read, text, valid, whole
+from gpu_healthcheck.healthcheck.text.documents import MalformedError, yaml_object
 
 DEVICE_CONFIG = "device-config.yaml"
 _NODE_CONFIG = "config.json"

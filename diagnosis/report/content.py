@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from diagnosis.answers.allocation import Allocation, allocation
-from diagnosis.answers.chain import Chain, chains_of
-from diagnosis.answers.drift import Change, changes
-from diagnosis.answers.hami_chain import hami_chains
-from diagnosis.answers.hami_parts import InstallationTable, installation_tables
-from diagnosis.answers.node_inventory import InventoryRow, inventory
-from diagnosis.answers.ranks import RankReport
-from diagnosis.answers.target import (
+from gpu_healthcheck.diagnosis.answers.allocation import Allocation, allocation
+from gpu_healthcheck.diagnosis.answers.chain import Chain, chains_of
+from gpu_healthcheck.diagnosis.answers.drift import Change, changes
+from gpu_healthcheck.diagnosis.answers.hami_chain import hami_chains
+from gpu_healthcheck.diagnosis.answers.hami_parts import InstallationTable, installation_tables
+from gpu_healthcheck.diagnosis.answers.node_inventory import InventoryRow, inventory
+from gpu_healthcheck.diagnosis.answers.ranks import RankReport
+from gpu_healthcheck.diagnosis.answers.target import (
     HAMI,
     Target,
     concerned,
@@ -26,17 +26,17 @@ from diagnosis.answers.target import (
     pods_of,
     touches,
 )
-from diagnosis.answers.timeline import TimelineRow, timeline
-from diagnosis.causes import HAMI_CAUSES, OF_WORKLOADS
-from diagnosis.causes.diagnose import EVERYTHING, SAVED_STATE, Diagnosis, diagnose
-from diagnosis.causes.ended_jobs import ENDS
-from diagnosis.facts.commands import command
-from diagnosis.facts.components import ComponentRow, component_table
-from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.facts.symptoms import is_stuck
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.answers.timeline import TimelineRow, timeline
+from gpu_healthcheck.diagnosis.causes import HAMI_CAUSES, OF_WORKLOADS
+from gpu_healthcheck.diagnosis.causes.diagnose import EVERYTHING, SAVED_STATE, Diagnosis, diagnose
+from gpu_healthcheck.diagnosis.causes.ended_jobs import ENDS
+from gpu_healthcheck.diagnosis.facts.commands import command
+from gpu_healthcheck.diagnosis.facts.components import ComponentRow, component_table
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods
+from gpu_healthcheck.diagnosis.facts.symptoms import is_stuck
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _EXPLAIN = ("Event", "Node", "Pod")
 """Kinds that show why a pod does not run."""

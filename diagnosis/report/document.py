@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, Total, totals
-from diagnosis.answers.chain import Step
-from diagnosis.answers.hami_parts import InstallationTable
-from diagnosis.causes.diagnose import Problem
-from diagnosis.facts.components import ComponentRow
-from diagnosis.hami.cards import CardUsage
-from diagnosis.report.content import Report
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.diagnosis.answers.allocation import Allocation, NodeAllocation, Pool, Total, totals
+from gpu_healthcheck.diagnosis.answers.chain import Step
+from gpu_healthcheck.diagnosis.answers.hami_parts import InstallationTable
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem
+from gpu_healthcheck.diagnosis.facts.components import ComponentRow
+from gpu_healthcheck.diagnosis.hami.cards import CardUsage
+from gpu_healthcheck.diagnosis.report.content import Report
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 _MOST_AFFECTED = 200
 

@@ -15,17 +15,17 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from diagnosis.answers.allocation import FAULTY_OPEN, totals
-from diagnosis.answers.hami_parts import COLUMNS as PART_COLUMNS
-from diagnosis.facts.components import Health
-from diagnosis.facts.quantity import shown
-from diagnosis.hami.cards import COLUMNS, card_row
-from diagnosis.model import Certainty
-from diagnosis.report.content import Report
-from diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours
-from diagnosis.report.problem_groups import problem_groups
-from healthcheck.text.moments import timestamp
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.answers.allocation import FAULTY_OPEN, totals
+from gpu_healthcheck.diagnosis.answers.hami_parts import COLUMNS as PART_COLUMNS
+from gpu_healthcheck.diagnosis.facts.components import Health
+from gpu_healthcheck.diagnosis.facts.quantity import shown
+from gpu_healthcheck.diagnosis.hami.cards import COLUMNS, card_row
+from gpu_healthcheck.diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.report.content import Report
+from gpu_healthcheck.diagnosis.report.picture import COLOURS, OTHERS, WIDTH, bars, colours
+from gpu_healthcheck.diagnosis.report.problem_groups import problem_groups
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _MOST_DRAWN = {"html": 500, "md": 200}
 """Most nodes with a row of their own."""
@@ -133,7 +133,7 @@ def sentence(remedy: str) -> str:
 @cache
 def _environment(package: str) -> Environment:
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("diagnosis.report", ".")]),
+        loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("gpu_healthcheck.diagnosis.report", ".")]),
         autoescape=select_autoescape(("html.j2",)),
         undefined=StrictUndefined,
         trim_blocks=True,

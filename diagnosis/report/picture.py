@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from diagnosis.answers.allocation import Allocation, NodeAllocation, Pool
+from gpu_healthcheck.diagnosis.answers.allocation import Allocation, NodeAllocation, Pool
 
 WIDTH = 480
 _MOST_BOXES = 64

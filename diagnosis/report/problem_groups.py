@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.diagnose import Problem
-from diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
 
 _WORD = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 _MOST_OF_A_CAUSE = 8

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from diagnosis.answers.chain import Chain, LinkState
-from diagnosis.answers.hami_parts import InstallationTable
-from diagnosis.answers.node_inventory import InventoryRow
-from diagnosis.answers.timeline import TimelineRow
-from diagnosis.facts.components import Health
-from diagnosis.model import CauseSeverity, Certainty
-from diagnosis.report.content import Report
-from diagnosis.report.problem_groups import ProblemGroup, problem_groups
-from healthcheck.host.console import wrapped
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.answers.chain import Chain, LinkState
+from gpu_healthcheck.diagnosis.answers.hami_parts import InstallationTable
+from gpu_healthcheck.diagnosis.answers.node_inventory import InventoryRow
+from gpu_healthcheck.diagnosis.answers.timeline import TimelineRow
+from gpu_healthcheck.diagnosis.facts.components import Health
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty
+from gpu_healthcheck.diagnosis.report.content import Report
+from gpu_healthcheck.diagnosis.report.problem_groups import ProblemGroup, problem_groups
+from gpu_healthcheck.healthcheck.host.console import wrapped
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _STYLES = {CauseSeverity.HIGH: "bold red", CauseSeverity.MEDIUM: "bold yellow", CauseSeverity.LOW: "bold blue"}
 _MARKS = {

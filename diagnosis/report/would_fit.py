@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.text import Text
 
-from diagnosis.answers.pod_fit import NodeAnswer, WouldFit
-from diagnosis.hami.cards import CardUsage
-from diagnosis.hami.fit import CardVerdict
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.answers.pod_fit import NodeAnswer, WouldFit
+from gpu_healthcheck.diagnosis.hami.cards import CardUsage
+from gpu_healthcheck.diagnosis.hami.fit import CardVerdict
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _MOST_NODES, _MOST_NAMED = 40, 5
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.cluster_objects import (
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import (
     ClusterPolicy,
     ConfigMap,
     DisruptionBudget,
@@ -26,7 +26,7 @@ from diagnosis.snapshot.cluster_objects import (
     read_endpoints,
     read_webhooks,
 )
-from diagnosis.snapshot.dra import (
+from gpu_healthcheck.diagnosis.snapshot.dra import (
     ComputeDomain,
     DeviceClass,
     DeviceTaintRule,
@@ -34,13 +34,13 @@ from diagnosis.snapshot.dra import (
     ResourceSlice,
     read_claim,
 )
-from diagnosis.snapshot.gpu_use import GpuUse
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.hami_use import ShareUse
-from diagnosis.snapshot.meta import ApiObject, Meta, read_object, subject
-from diagnosis.snapshot.nodes import Node, RecordFinding
-from diagnosis.snapshot.pods import Pod
-from diagnosis.snapshot.queues import (
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import GpuUse
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.hami_use import ShareUse
+from gpu_healthcheck.diagnosis.snapshot.meta import ApiObject, Meta, read_object, subject
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, RecordFinding
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.snapshot.queues import (
     POD_GROUP,
     WORKLOAD,
     GroupQueue,
@@ -51,12 +51,12 @@ from diagnosis.snapshot.queues import (
     native_kind,
     read_volcano,
 )
-from diagnosis.snapshot.workloads import KINDS as WORKLOADS
-from diagnosis.snapshot.workloads import Workload, read_workload
-from healthcheck.node.device_pools import newest
-from healthcheck.text.boundary import LONGEST_NAME, read, value_at
-from healthcheck.text.moments import EARLIEST
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.snapshot.workloads import KINDS as WORKLOADS
+from gpu_healthcheck.diagnosis.snapshot.workloads import Workload, read_workload
+from gpu_healthcheck.healthcheck.node.device_pools import newest
+from gpu_healthcheck.healthcheck.text.boundary import LONGEST_NAME, read, value_at
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _STRUCTS: Mapping[str, tuple[str, type[ApiObject]]] = {
     "Node": ("nodes", Node),

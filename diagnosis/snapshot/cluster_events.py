@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from diagnosis.snapshot.meta import subject
-from healthcheck.text.boundary import At, Moment, Text, text, value_at
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.healthcheck.text.boundary import At, Moment, Text, text, value_at
 
 _TIMES = ("deprecatedFirstTimestamp", "eventTime", "metadata.creationTimestamp")
 

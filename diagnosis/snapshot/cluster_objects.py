@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.meta import ApiObject, Meta, read_object
-from diagnosis.snapshot.pods import Conditions, read_terms
-from healthcheck.node.label_selector import Expression
-from healthcheck.text.boundary import (
+from gpu_healthcheck.diagnosis.snapshot.meta import ApiObject, Meta, read_object
+from gpu_healthcheck.diagnosis.snapshot.pods import Conditions, read_terms
+from gpu_healthcheck.healthcheck.node.label_selector import Expression
+from gpu_healthcheck.healthcheck.text.boundary import (
     LONGEST_MESSAGE,
     At,
     Moment,

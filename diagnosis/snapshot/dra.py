@@ -7,11 +7,11 @@ from typing import Annotated
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.meta import ApiObject, read_object
-from diagnosis.snapshot.nodes import Taint
-from diagnosis.snapshot.pods import Toleration
-from healthcheck.node.device_rules import HEEDED
-from healthcheck.text.boundary import At, entries, flag, items, message, names, text, value_at, whole
+from gpu_healthcheck.diagnosis.snapshot.meta import ApiObject, read_object
+from gpu_healthcheck.diagnosis.snapshot.nodes import Taint
+from gpu_healthcheck.diagnosis.snapshot.pods import Toleration
+from gpu_healthcheck.healthcheck.node.device_rules import HEEDED
+from gpu_healthcheck.healthcheck.text.boundary import At, entries, flag, items, message, names, text, value_at, whole
 
 _SELECTED_BY = frozenset(("driver", "pool", "device"))
 

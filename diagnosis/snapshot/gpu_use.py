@@ -12,7 +12,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from healthcheck.text.boundary import LONGEST_NAME, attempt, texts, value_at
+from gpu_healthcheck.healthcheck.text.boundary import LONGEST_NAME, attempt, texts, value_at
 
 USE = "GPU utilization"
 """Name in the list of kinds that may not be visible."""

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from diagnosis.snapshot.hami_pod import (
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import (
     LONGEST_ANNOTATION,
     LONGEST_WORD,
     MOST_ENTRIES,
@@ -23,12 +23,12 @@ from diagnosis.snapshot.hami_pod import (
     short,
     whole_number,
 )
-from diagnosis.snapshot.meta import subject
-from healthcheck.node import state as node_names
-from healthcheck.node.hami import CORDON
-from healthcheck.text import strict_json
-from healthcheck.text.boundary import At, entries, listed, read, text, value_at, whole
-from healthcheck.text.moments import moment_or_none
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.healthcheck.node import state as node_names
+from gpu_healthcheck.healthcheck.node.hami import CORDON
+from gpu_healthcheck.healthcheck.text import strict_json
+from gpu_healthcheck.healthcheck.text.boundary import At, entries, listed, read, text, value_at, whole
+from gpu_healthcheck.healthcheck.text.moments import moment_or_none
 
 LOCK = "hami.io/mutex.lock"
 _word = partial(text, longest=LONGEST_WORD)

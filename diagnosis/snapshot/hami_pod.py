@@ -12,8 +12,8 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from healthcheck.text.moments import EARLIEST, LATEST
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, LATEST
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from diagnosis.snapshot.gpu_use import EXPORTED_POD, OWN_POD, Pair, pods, samples
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import EXPORTED_POD, OWN_POD, Pair, pods, samples
 
 _UUID = ("device_uuid", "deviceuuid")
 _PODS = (EXPORTED_POD, OWN_POD, ("podnamespace", "podname"))

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 from msgspec import Struct, field
 
-from healthcheck.text.boundary import At, Moment, entries, read, text, texts, value_at
+from gpu_healthcheck.healthcheck.text.boundary import At, Moment, entries, read, text, texts, value_at
 
 _KEPT = re.compile(
     r"(?:[a-z0-9.-]{0,200}\.)?"

@@ -9,16 +9,16 @@ from typing import Annotated
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.hami_node import HamiNode, read_hami_node
-from diagnosis.snapshot.meta import ApiObject, read_object
-from diagnosis.snapshot.pods import Condition, Conditions, condition_in
-from healthcheck.model import Severity
-from healthcheck.node.state import DEEP_CHECK, KEEPS_AWAY, RESULTS, UNHEALTHY
-from healthcheck.text.boundary import At, JsonObject, by_name, names, read_row, text, texts
-from healthcheck.verdict.inventory import Inventory
-from healthcheck.verdict.record import RecordError, load
-from healthcheck.verdict.taint_decision import WITHHELD
-from healthcheck.verdict.work import WorkRow, read_work
+from gpu_healthcheck.diagnosis.snapshot.hami_node import HamiNode, read_hami_node
+from gpu_healthcheck.diagnosis.snapshot.meta import ApiObject, read_object
+from gpu_healthcheck.diagnosis.snapshot.pods import Condition, Conditions, condition_in
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.node.state import DEEP_CHECK, KEEPS_AWAY, RESULTS, UNHEALTHY
+from gpu_healthcheck.healthcheck.text.boundary import At, JsonObject, by_name, names, read_row, text, texts
+from gpu_healthcheck.healthcheck.verdict.inventory import Inventory
+from gpu_healthcheck.healthcheck.verdict.record import RecordError, load
+from gpu_healthcheck.healthcheck.verdict.taint_decision import WITHHELD
+from gpu_healthcheck.healthcheck.verdict.work import WorkRow, read_work
 
 _HEALTHY = ("pass", "warn")
 _FAULTS = frozenset(one.name for one in Severity if one > Severity.MONITOR)

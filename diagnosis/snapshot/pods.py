@@ -10,10 +10,16 @@ from typing import Annotated, TypeVar
 
 from msgspec import Struct, field
 
-from diagnosis.snapshot.hami_pod import CardOptions, ContainerShare, PodGrant, read_card_options, read_grant
-from diagnosis.snapshot.meta import ApiObject, object_name, read_object
-from healthcheck.node.label_selector import Expression
-from healthcheck.text.boundary import (
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import (
+    CardOptions,
+    ContainerShare,
+    PodGrant,
+    read_card_options,
+    read_grant,
+)
+from gpu_healthcheck.diagnosis.snapshot.meta import ApiObject, object_name, read_object
+from gpu_healthcheck.healthcheck.node.label_selector import Expression
+from gpu_healthcheck.healthcheck.text.boundary import (
     At,
     Moment,
     Text,

@@ -10,9 +10,9 @@ from typing import Annotated
 
 from msgspec import field
 
-from diagnosis.snapshot.meta import ApiObject, S, read_object
-from diagnosis.snapshot.pods import Conditions, PodSpec, condition_in
-from healthcheck.text.boundary import At, entries, read, text, text_or_none, value_at, whole
+from gpu_healthcheck.diagnosis.snapshot.meta import ApiObject, S, read_object
+from gpu_healthcheck.diagnosis.snapshot.pods import Conditions, PodSpec, condition_in
+from gpu_healthcheck.healthcheck.text.boundary import At, entries, read, text, text_or_none, value_at, whole
 
 _VOLCANO, _NATIVE = "scheduling.volcano.sh/", "scheduling.k8s.io"
 _SHAPES = {"PodGroup": ("schedulingPolicy",), "Workload": ("podGroups", "podGroupTemplates")}

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from msgspec import field
 from msgspec.structs import replace
 
-from diagnosis.snapshot.meta import ApiObject, read_object
-from diagnosis.snapshot.pods import Conditions, PodSpec
-from healthcheck.operations.pod_removal import MPI_JOB, PYTORCH_JOB, Retries, read_retries
-from healthcheck.text.boundary import At, read, value_at, whole
+from gpu_healthcheck.diagnosis.snapshot.meta import ApiObject, read_object
+from gpu_healthcheck.diagnosis.snapshot.pods import Conditions, PodSpec
+from gpu_healthcheck.healthcheck.operations.pod_removal import MPI_JOB, PYTORCH_JOB, Retries, read_retries
+from gpu_healthcheck.healthcheck.text.boundary import At, read, value_at, whole
 
 KINDS = (
     *("Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob", "JobSet", "LeaderWorkerSet"),

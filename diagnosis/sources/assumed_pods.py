@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from diagnosis.snapshot import KINDS
-from diagnosis.sources.tables import EventRow, PodRow, oldest
-from healthcheck.text.boundary import entries, value_at
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.diagnosis.snapshot import KINDS
+from gpu_healthcheck.diagnosis.sources.tables import EventRow, PodRow, oldest
+from gpu_healthcheck.healthcheck.text.boundary import entries, value_at
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 _KINDS = {kind.lower(): kind for kind in KINDS}
 _SHORT = {"po": "Pod", "no": "Node", "deploy": "Deployment", "rs": "ReplicaSet", "ds": "DaemonSet"}

@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from diagnosis.sources.redaction import redacted
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.diagnosis.sources.redaction import redacted
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

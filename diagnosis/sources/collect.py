@@ -15,16 +15,16 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from diagnosis.facts.components import Role, components, is_ready
-from diagnosis.facts.efa import uses_efa
-from diagnosis.facts.gpu_nodes import has_nvidia, offers_gpus
-from diagnosis.facts.gpu_requests import gpu_pods
-from diagnosis.hami.installation import config_maps, is_there
-from diagnosis.snapshot import Builder, Snapshot
-from diagnosis.snapshot.pods import Pod, read_pod
-from diagnosis.sources.kinds import KINDS, OF_COMPONENTS, POD, SHARING, ApiKind, everywhere
-from healthcheck.cluster.errors import ClusterError, Endless, Forbidden, NotFound, Unavailable
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.facts.components import Role, components, is_ready
+from gpu_healthcheck.diagnosis.facts.efa import uses_efa
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia, offers_gpus
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods
+from gpu_healthcheck.diagnosis.hami.installation import config_maps, is_there
+from gpu_healthcheck.diagnosis.snapshot import Builder, Snapshot
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod, read_pod
+from gpu_healthcheck.diagnosis.sources.kinds import KINDS, OF_COMPONENTS, POD, SHARING, ApiKind, everywhere
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Endless, Forbidden, NotFound, Unavailable
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _AT_ONCE = 4
 """Parallel listings: few, because the API server serves the whole fleet."""

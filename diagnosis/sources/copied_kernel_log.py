@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
-from diagnosis.snapshot.nodes import RecordFinding
-from healthcheck.captures.blocks import CaptureError
-from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
-from healthcheck.captures.replay import KERNEL_CHECKS, Replay
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Severity
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.snapshot.nodes import RecordFinding
+from gpu_healthcheck.healthcheck.captures.blocks import CaptureError
+from gpu_healthcheck.healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
+from gpu_healthcheck.healthcheck.captures.replay import KERNEL_CHECKS, Replay
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LASTS = float("inf")
 _OF_DRIVER = re.compile(r"NVRM|nvidia|pcieport|mlx5")

@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from diagnosis.sources.tables import EventRow, event_row
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.diagnosis.sources.tables import EventRow, event_row
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 Fields = dict[str, Any]
 _OF_POD = (

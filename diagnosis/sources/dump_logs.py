@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from diagnosis.snapshot.meta import subject
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _NAME = "logs.txt"
 _MARK = re.compile(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
-from diagnosis.snapshot.queues import POD_GROUP, WORKLOAD
-from healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.diagnosis.snapshot.queues import POD_GROUP, WORKLOAD
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
 
 
 class ApiKind(Struct, frozen=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.gpu_use import AN_HOUR_AGO, EXPORTED, IDLE, RULES, SERIES, USE, GpuUse, read_use
-from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
-from healthcheck.cluster.prometheus import PrometheusError, instant
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import AN_HOUR_AGO, EXPORTED, IDLE, RULES, SERIES, USE, GpuUse, read_use
+from gpu_healthcheck.diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
+from gpu_healthcheck.healthcheck.cluster.prometheus import PrometheusError, instant
 
 
 def with_use(snapshot: Snapshot, url: str, *, idle: bool = False) -> Snapshot:

@@ -15,11 +15,11 @@ from importlib.resources import files
 from msgspec import DecodeError, Struct
 from msgspec.json import decode
 
-from diagnosis.facts.gpu_requests import gpus_of
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.boundary import listed, table, text, value_at, whole
-from healthcheck.text.json_cost import refuse_costly
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpus_of
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.boundary import listed, table, text, value_at, whole
+from gpu_healthcheck.healthcheck.text.json_cost import refuse_costly
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 Execute = Callable[[str, str, str, Sequence[str], float, int], bytes]
 """Run a command, by namespace, pod, container, words, seconds and the most bytes of output."""
@@ -100,7 +100,7 @@ def gpu_container(pod: Pod) -> str:
 
 def ask(execute: Execute, pod: Pod) -> RasAnswer:
     """Return the answer of a pod. Raises NcclRasError, ClusterError."""
-    script = (files("diagnosis.sources") / "nccl_ras.sh").read_text("utf-8")
+    script = (files("gpu_healthcheck.diagnosis.sources") / "nccl_ras.sh").read_text("utf-8")
     words = ("sh", "-c", script)
     return parse(execute(pod.meta.namespace, pod.meta.name, gpu_container(pod), words, _SECONDS, _LONGEST))
 

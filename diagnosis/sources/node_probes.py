@@ -21,16 +21,22 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import NodeRecord, read_record
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.cluster.installation import Right
-from healthcheck.cluster.retries import CommandRetries, Interrupted, RetryLimits, TookTooLong
-from healthcheck.deep.job import TemplateError
-from healthcheck.node.pods import PodState, pod_state
-from healthcheck.operations.probe_pod import LONGEST_SECONDS, SELECTOR, is_left_over, probe_pod, with_image
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import NodeRecord, read_record
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
+from gpu_healthcheck.healthcheck.cluster.installation import Right
+from gpu_healthcheck.healthcheck.cluster.retries import CommandRetries, Interrupted, RetryLimits, TookTooLong
+from gpu_healthcheck.healthcheck.deep.job import TemplateError
+from gpu_healthcheck.healthcheck.node.pods import PodState, pod_state
+from gpu_healthcheck.healthcheck.operations.probe_pod import (
+    LONGEST_SECONDS,
+    SELECTOR,
+    is_left_over,
+    probe_pod,
+    with_image,
+)
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LOOK_SECONDS, _MARGIN_SECONDS = 0.5, 15.0
 _GONE_SECONDS = 20.0
@@ -65,7 +71,7 @@ def _template(cluster: Cluster, image: str) -> dict[str, Any]:
     except (NotFound, Forbidden) as error:
         if not image:
             raise NodeProbeError(f"the agent's image can't be read ({error}): set --probe-image") from error
-        text = (files("healthcheck.operations") / "agent-daemonset.yaml").read_text("utf-8")
+        text = (files("gpu_healthcheck.healthcheck.operations") / "agent-daemonset.yaml").read_text("utf-8")
         template = yaml.safe_load(text)["spec"]["template"]
     try:
         return with_image(template, image) if image else template

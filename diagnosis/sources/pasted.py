@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from diagnosis.sources.assumed_pods import (
+from gpu_healthcheck.diagnosis.sources.assumed_pods import (
     FAILED_SCHEDULING,
     WAITED,
     Named,
@@ -27,7 +27,7 @@ from diagnosis.sources.assumed_pods import (
     scheduler_of,
     unscheduled,
 )
-from diagnosis.sources.describe import (
+from gpu_healthcheck.diagnosis.sources.describe import (
     DATES,
     OTHER_PODS,
     Described,
@@ -37,13 +37,13 @@ from diagnosis.sources.describe import (
     requested,
     unbroken,
 )
-from diagnosis.sources.tables import EventRow, PodRow, event_row, oldest, pod_row
-from healthcheck.text import yaml_reading
-from healthcheck.text.boundary import value_at
-from healthcheck.text.documents import MalformedError
-from healthcheck.text.json_cost import refuse_costly
-from healthcheck.text.moments import CLOCKS_APART, timestamp
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.sources.tables import EventRow, PodRow, event_row, oldest, pod_row
+from gpu_healthcheck.healthcheck.text import yaml_reading
+from gpu_healthcheck.healthcheck.text.boundary import value_at
+from gpu_healthcheck.healthcheck.text.documents import MalformedError
+from gpu_healthcheck.healthcheck.text.json_cost import refuse_costly
+from gpu_healthcheck.healthcheck.text.moments import CLOCKS_APART, timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LONGEST_LINE, _MOST_LINES = 16_384, 2_000_000
 _MOST_JSON, _MOST_CUTS, _COMPARED, _MOST_READ = 2_000_000, 3, 20, 200

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from diagnosis.snapshot.meta import is_kept
-from diagnosis.snapshot.pods import shown_flags, shown_value
+from gpu_healthcheck.diagnosis.snapshot.meta import is_kept
+from gpu_healthcheck.diagnosis.snapshot.pods import shown_flags, shown_value
 
 _DROPPED = frozenset(
     (

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from diagnosis.snapshot import KINDS, Builder, Snapshot
-from diagnosis.sources.archive import LONGEST, Archive, ArchiveError, is_archive
-from diagnosis.sources.bundle import HEADER
-from diagnosis.sources.dump_logs import DumpError, files_below, read_dump_logs
-from healthcheck.captures.blocks import CaptureError, InputFile
-from healthcheck.text.json_cost import JsonCostError, refuse_costly
-from healthcheck.text.moments import EARLIEST, moment_or_none
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.snapshot import KINDS, Builder, Snapshot
+from gpu_healthcheck.diagnosis.sources.archive import LONGEST, Archive, ArchiveError, is_archive
+from gpu_healthcheck.diagnosis.sources.bundle import HEADER
+from gpu_healthcheck.diagnosis.sources.dump_logs import DumpError, files_below, read_dump_logs
+from gpu_healthcheck.healthcheck.captures.blocks import CaptureError, InputFile
+from gpu_healthcheck.healthcheck.text.json_cost import JsonCostError, refuse_costly
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, moment_or_none
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
-    from diagnosis.sources.texts import Texts
+    from gpu_healthcheck.diagnosis.sources.texts import Texts
 
 _NOT_SAVED = "not in the saved files"
 _MOST_VALUES = 24_000_000
@@ -106,7 +106,7 @@ class _State:
 
     def take_text(self, name: str, content: bytearray) -> None:
         """Read a text that is not the JSON of the API. Raises JsonCostError, NothingRecognisedError."""
-        from diagnosis.sources.texts import Texts  # noqa: PLC0415 - most saved states contain no text
+        from gpu_healthcheck.diagnosis.sources.texts import Texts  # noqa: PLC0415 - most saved states contain no text
 
         self.texts = self.texts or Texts(self._is_known)
         text = self.texts.take(name, content)
@@ -254,7 +254,7 @@ def _take(file: Path, content: bytearray, state: _State) -> None:
     try:
         state.take(str(file), content)
     except _NoStateError as error:
-        from diagnosis.sources.pasted import NothingRecognisedError  # noqa: PLC0415
+        from gpu_healthcheck.diagnosis.sources.pasted import NothingRecognisedError  # noqa: PLC0415
 
         try:
             state.take_text(str(file), content)

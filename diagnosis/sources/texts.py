@@ -10,13 +10,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import RecordFinding
-from diagnosis.snapshot.pods import ContainerState, Pod
-from diagnosis.sources.assumed_pods import UNKNOWN_NODE
-from diagnosis.sources.copied_kernel_log import read_kernel_log
-from diagnosis.sources.pasted import NothingRecognisedError, Pasted, PastedLog, read_pasted
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import RecordFinding
+from gpu_healthcheck.diagnosis.snapshot.pods import ContainerState, Pod
+from gpu_healthcheck.diagnosis.sources.assumed_pods import UNKNOWN_NODE
+from gpu_healthcheck.diagnosis.sources.copied_kernel_log import read_kernel_log
+from gpu_healthcheck.diagnosis.sources.pasted import NothingRecognisedError, Pasted, PastedLog, read_pasted
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LONGEST = 64 << 20
 """Bytes of a text that are read."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import BinaryIO
 
-from healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.model import ProbeError
 
 LONGEST_LINE = 65536
 MOST_UNPACKED = 1 << 30

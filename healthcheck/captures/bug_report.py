@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from msgspec import Struct, field
 
-from healthcheck.captures.kernel_logs import (
+from gpu_healthcheck.healthcheck.captures.kernel_logs import (
     LONGEST_STEP_SECONDS,
     MARKS,
     MOST_IN_A_BATCH,
@@ -29,10 +29,10 @@ from healthcheck.captures.kernel_logs import (
     relevant_lines,
     utc,
 )
-from healthcheck.captures.log_lines import YEARS
-from healthcheck.captures.printk import KernelRecord
-from healthcheck.model import Now
-from healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.captures.log_lines import YEARS
+from gpu_healthcheck.healthcheck.captures.printk import KernelRecord
+from gpu_healthcheck.healthcheck.model import Now
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 
 BEGINNING = b"Start of NVIDIA bug report log file"
 

@@ -13,14 +13,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from healthcheck.captures.blocks import ENOUGH_TO_KNOW, CaptureError, InputFile
-from healthcheck.captures.bug_report import BEGINNING, BugReportReader
-from healthcheck.captures.kernel_logs import BootRecords, KernelLogReader, PassedOver, utc
-from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE, InputKind
-from healthcheck.captures.log_lines import YEARS
-from healthcheck.captures.replay import LINES_NOT_READ
-from healthcheck.model import Unobserved, UnobservedCause, counted
-from healthcheck.probes.dcgm.diag_answer import DOCUMENT_MARK, LONGEST_ANSWER
+from gpu_healthcheck.healthcheck.captures.blocks import ENOUGH_TO_KNOW, CaptureError, InputFile
+from gpu_healthcheck.healthcheck.captures.bug_report import BEGINNING, BugReportReader
+from gpu_healthcheck.healthcheck.captures.kernel_logs import BootRecords, KernelLogReader, PassedOver, utc
+from gpu_healthcheck.healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE, InputKind
+from gpu_healthcheck.healthcheck.captures.log_lines import YEARS
+from gpu_healthcheck.healthcheck.captures.replay import LINES_NOT_READ
+from gpu_healthcheck.healthcheck.model import Unobserved, UnobservedCause, counted
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import DOCUMENT_MARK, LONGEST_ANSWER
 
 STANDARD_INPUT = "-"
 NOTHING_RECOGNISED = UnobservedCause(

@@ -19,17 +19,17 @@ from msgspec import Meta, Struct, ValidationError, convert, to_builtins
 from msgspec.json import decode
 from msgspec.structs import replace
 
-import healthcheck
-from healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE
-from healthcheck.checks import CHECKS, DEEP_CHECKS
-from healthcheck.checks.expectation import Expectation
-from healthcheck.host import node_file
-from healthcheck.host.opening import want_folder
-from healthcheck.memory.findings import Acknowledgement
-from healthcheck.model import Check, Evidence, Now, Probe, ProbeError, Unobserved, UnobservedCause
-from healthcheck.text import strict_json
-from healthcheck.text.json_cost import JsonCostError, refuse_costly
-from healthcheck.text.moments import EARLIEST, LATEST, held
+from gpu_healthcheck import healthcheck
+from gpu_healthcheck.healthcheck.captures.kind import EVIDENCE_FORMAT, MOST_EVIDENCE
+from gpu_healthcheck.healthcheck.checks import CHECKS, DEEP_CHECKS
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.host.opening import want_folder
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Now, Probe, ProbeError, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.text import strict_json
+from gpu_healthcheck.healthcheck.text.json_cost import JsonCostError, refuse_costly
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, LATEST, held
 
 SCHEMA = 2
 """Version of the format. 1, of 0.3.0, lists the parts of a container runtime's report by handler.

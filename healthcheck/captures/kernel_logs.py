@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.captures.blocks import CaptureError
-from healthcheck.captures.log_lines import (
+from gpu_healthcheck.healthcheck.captures.blocks import CaptureError
+from gpu_healthcheck.healthcheck.captures.log_lines import (
     YEARS,
     LogLine,
     Stamp,
@@ -24,9 +24,9 @@ from healthcheck.captures.log_lines import (
     read_alone,
     read_line,
 )
-from healthcheck.captures.printk import Joiner, KernelRecord, messages
-from healthcheck.model import Now
-from healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.captures.printk import Joiner, KernelRecord, messages
+from gpu_healthcheck.healthcheck.model import Now
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 
 _OF_MLX5 = (
     *(b"unrecoverable hardware err", b"health recovery ", b"health revovery "),

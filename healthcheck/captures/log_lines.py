@@ -25,7 +25,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.probes.kernel_log import KERNEL_FACILITY, parse_record, unescaped
+from gpu_healthcheck.healthcheck.probes.kernel_log import KERNEL_FACILITY, parse_record, unescaped
 
 SOME_LEAP_YEAR = 2000
 """Replaces the year if a form omits it. It is a leap year, so that February 29 can be parsed."""

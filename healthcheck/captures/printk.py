@@ -8,8 +8,8 @@ from datetime import timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.captures.log_lines import NAMES_A_GPU, LogLine, Stamp
-from healthcheck.model import Now
+from gpu_healthcheck.healthcheck.captures.log_lines import NAMES_A_GPU, LogLine, Stamp
+from gpu_healthcheck.healthcheck.model import Now
 
 _LONGEST_TEXT, _LONGEST_JOINED = 4096, 8192
 _MOST_LINES = 8

@@ -10,17 +10,27 @@ from datetime import timedelta
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.captures.kernel_logs import BootRecords, Line
-from healthcheck.checks import driver_messages, mlx5_messages, sxid, xid
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.exits import begin, expired
-from healthcheck.memory.findings import ActiveFinding, Key, Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Check, Evidence, KernelEvent, Now, Outcome, Severity, Unobserved, UnobservedCause, counted
-from healthcheck.probes import kernel_log
-from healthcheck.probes.kernel_log import Record
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.captures.kernel_logs import BootRecords, Line
+from gpu_healthcheck.healthcheck.checks import driver_messages, mlx5_messages, sxid, xid
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.exits import begin, expired
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Key, Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    KernelEvent,
+    Now,
+    Outcome,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+    counted,
+)
+from gpu_healthcheck.healthcheck.probes import kernel_log
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 KERNEL_CHECKS = (xid.CHECK, sxid.CHECK, driver_messages.CHECK, mlx5_messages.CHECK)
 """All checks that read the kernel log."""

@@ -12,7 +12,7 @@ def read_rows(name: str) -> Iterator[tuple[int, dict[str, str]]]:
 
     Raises ValueError for an invalid row, which the build should reject.
     """
-    text = files("healthcheck.catalog").joinpath(name).read_text(encoding="utf-8")
+    text = files("gpu_healthcheck.healthcheck.catalog").joinpath(name).read_text(encoding="utf-8")
     reader = csv.DictReader(text.splitlines(), restval="", strict=True)
     for row in reader:
         if None in row or not row["source"]:

@@ -12,7 +12,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
 
 
 class LibraryError(Struct, frozen=True):

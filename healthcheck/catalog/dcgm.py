@@ -11,9 +11,9 @@ from functools import cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.policy import OVERRIDDEN, Policy, Ruling
-from healthcheck.model import Severity, UnobservedCause
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.policy import OVERRIDDEN, Policy, Ruling
+from gpu_healthcheck.healthcheck.model import Severity, UnobservedCause
 
 _TRIED_AGAIN = "Find the other user of the GPUs or the hostengine; the test is retried."
 _BY_HAND = "Run `dcgmi diag -r 2 -j` by hand."

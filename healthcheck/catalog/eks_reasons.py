@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
 
 _XID = re.compile(r"Xid(\d+)\Z", re.ASCII)
 _FAMILIES = {"SXid": "NvidiaNVLinkError", "Dcgm": "DCGMDiagnosticFailure"}

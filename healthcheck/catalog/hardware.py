@@ -11,7 +11,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
 
 _WORDS = {"yes": True, "no": False}
 

@@ -11,9 +11,9 @@ from functools import cache, lru_cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.policy import Ruling, worst
-from healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.policy import Ruling, worst
+from gpu_healthcheck.healthcheck.model import Severity
 
 LAYOUTS = ("before R575", "from R575")
 """Layouts of intrInfo. A line does not contain its driver version, but no word has different meanings in the two."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.healthcheck.catalog.xid import xid_table
 
 _CLAUSE = re.compile(r": |[.;] |\.?\Z")
 _XID = re.compile(r"Xid(\d{1,5})(?:Repeated)?\Z", re.ASCII)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field
 
-from healthcheck.model import Severity, Threshold
+from gpu_healthcheck.healthcheck.model import Severity, Threshold
 
 
 class Ruling(Struct, frozen=True):

@@ -47,7 +47,7 @@ def read_packaged() -> Profiles:
     """Return the table included in the package."""
     from importlib.resources import files  # noqa: PLC0415 - many callers use only InstanceProfile
 
-    text = files("healthcheck").joinpath(PROFILES_FILE).read_text(encoding="utf-8")
+    text = files("gpu_healthcheck.healthcheck").joinpath(PROFILES_FILE).read_text(encoding="utf-8")
     return parse_profiles(text, PROFILES_FILE)
 
 

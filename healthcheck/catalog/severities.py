@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from healthcheck.catalog.policy import OVERRIDDEN, Policy
-from healthcheck.catalog.xid import fixed_ruling
-from healthcheck.model import Finding, Severity, Threshold
+from gpu_healthcheck.healthcheck.catalog.policy import OVERRIDDEN, Policy
+from gpu_healthcheck.healthcheck.catalog.xid import fixed_ruling
+from gpu_healthcheck.healthcheck.model import Finding, Severity, Threshold
 
 ESCALATED = "ESCALATE_AFTER"
 """Rule of a finding that recurred too often."""

@@ -10,9 +10,9 @@ from functools import cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.policy import OVERRIDDEN, Policy, Ruling, step_for
-from healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.policy import OVERRIDDEN, Policy, Ruling, step_for
+from gpu_healthcheck.healthcheck.model import Severity
 
 CLASSES: Mapping[str, tuple[Severity, str]] = {
     "fatal": (Severity.RESET, "always fatal"),

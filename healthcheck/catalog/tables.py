@@ -5,7 +5,7 @@ A long-running process calls this at its start, while it can still open files.
 
 from __future__ import annotations
 
-from healthcheck.catalog import cuda_errors, dcgm, eks_reasons, hardware, nvlink, sxid, xid
+from gpu_healthcheck.healthcheck.catalog import cuda_errors, dcgm, eks_reasons, hardware, nvlink, sxid, xid
 
 TABLES = (
     *(xid.actions, xid.xid_table, sxid.sxid_table, xid.recovery_actions),

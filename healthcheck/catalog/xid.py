@@ -12,10 +12,10 @@ from functools import cache
 
 from msgspec import Struct
 
-from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.nvlink import rule_nvlink4, rule_nvlink5
-from healthcheck.catalog.policy import OVERRIDDEN, Policy, Ruling
-from healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.nvlink import rule_nvlink4, rule_nvlink5
+from gpu_healthcheck.healthcheck.catalog.policy import OVERRIDDEN, Policy, Ruling
+from gpu_healthcheck.healthcheck.model import Severity
 
 NONE = 0
 _IMEX = "Recover IMEX Domain"

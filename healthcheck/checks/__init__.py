@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from healthcheck.checks.listed import (
+    from gpu_healthcheck.healthcheck.checks.listed import (
         CAUSES,
         CHECKS,
         DEEP_CHECKS,
@@ -38,5 +38,5 @@ __all__ = (
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("healthcheck.checks.listed"), name)
+        return getattr(import_module("gpu_healthcheck.healthcheck.checks.listed"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, counted
-from healthcheck.probes.container_runtime.facts import CdiSpec, ContainerRuntime
-from healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_runtime import found
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, counted
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CdiSpec, ContainerRuntime
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _MOST_NAMED = 4
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import all_lack, answering, earlier_read, found, is_loaded
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import all_lack, answering, earlier_read, found, is_loaded
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -20,7 +20,7 @@ from healthcheck.model import (
     TooEarly,
     counted,
 )
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 _HARDWARE_SLOWDOWN, _THERMAL_SLOWDOWN, _POWER_BRAKE = 0x8, 0x40, 0x80
 """nvmlClocksEventReasons (nvml.h). All other reasons are settings, or normal on a busy or idle GPU."""

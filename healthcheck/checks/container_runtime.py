@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_fixes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
-from healthcheck.model import Finding, Judgement, Observation, TooEarly, Unobserved
-from healthcheck.probes.container_runtime import cri
-from healthcheck.probes.container_runtime.facts import DOCKER, UNREADABLE, ContainerRuntime, RuntimeConfiguration
+from gpu_healthcheck.healthcheck.checks import gpu_runtime, runtime_fixes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, Observation, TooEarly, Unobserved
+from gpu_healthcheck.healthcheck.probes.container_runtime import cri
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
+    DOCKER,
+    UNREADABLE,
+    ContainerRuntime,
+    RuntimeConfiguration,
+)
 
 MALFORMED = gpu_runtime.reason(
     "RuntimeConfigMalformed",

@@ -14,17 +14,17 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.catalog import dcgm
-from healthcheck.catalog.dcgm import (
+from gpu_healthcheck.healthcheck.catalog import dcgm
+from gpu_healthcheck.healthcheck.catalog.dcgm import (
     dcgm_table,
     dcgm_tests,
     return_of_code,
     return_of_text,
     rule_dcgm,
 )
-from healthcheck.catalog.policy import Policy, Ruling
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.policy import Policy, Ruling
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -39,10 +39,10 @@ from healthcheck.model import (
     UnobservedCause,
     counted,
 )
-from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
-from healthcheck.probes.dcgm.diag_answer import SOFTWARE, DiagAnswer, DiagError, DiagResult
-from healthcheck.probes.nvml import gpus as nvml
-from healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import SOFTWARE, DiagAnswer, DiagError, DiagResult
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.text.naming import named
 
 DevicesInUse = frozenset[tuple[str, int | None]]
 """Devices as pairs of kind and DCGM's index."""

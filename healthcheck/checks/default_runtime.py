@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_fixes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import Finding, Judgement, Observation
-from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime
+from gpu_healthcheck.healthcheck.checks import gpu_runtime, runtime_fixes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_runtime import found
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, Observation
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime
 
 _MOST_NAMED = 8
 

@@ -17,13 +17,29 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import together
-from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, answering, found, settled
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
-from healthcheck.probes import pci
-from healthcheck.probes.driver_files import CAPABILITIES, DEVICE_FILES, NVIDIA_MAJOR, UVM, DeviceFile, DeviceFiles
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_runtime import together
+from gpu_healthcheck.healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, answering, found, settled
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    counted,
+)
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.driver_files import (
+    CAPABILITIES,
+    DEVICE_FILES,
+    NVIDIA_MAJOR,
+    UVM,
+    DeviceFile,
+    DeviceFiles,
+)
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 _SOURCE = "NVIDIA/nvidia-modprobe, nvidia-modprobe-utils.c"
 MISSING = Reason(

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from healthcheck.checks import driver_reasons
-from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, Observation, Reason, Severity, Unobserved
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.checks import driver_reasons
+from gpu_healthcheck.healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Judgement, Observation, Reason, Severity, Unobserved
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 APART_SECONDS = 30.0
 """Least time between two missed deadlines that count as a fault (docs/rules.md 10)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from healthcheck.probes import kernel_log
+from gpu_healthcheck.healthcheck.probes import kernel_log
 
 BEGINS = ("NVRM", "nvidia", "[drm:nv_drm_")
 """Beginnings of the lines of NVIDIA's modules, and of the kernel's lines about a device that is bound to one."""

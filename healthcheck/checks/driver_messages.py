@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks import driver_errors
-from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH, PROBE_FAILED
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks import driver_errors
+from gpu_healthcheck.healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH, PROBE_FAILED
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -23,9 +23,9 @@ from healthcheck.model import (
     Recurrence,
     Severity,
 )
-from healthcheck.model.node_facts import SAME_LOAD_SECONDS
-from healthcheck.probes import kernel_log
-from healthcheck.probes.pci import normalise_address
+from gpu_healthcheck.healthcheck.model.node_facts import SAME_LOAD_SECONDS
+from gpu_healthcheck.healthcheck.probes import kernel_log
+from gpu_healthcheck.healthcheck.probes.pci import normalise_address
 
 FELL_OFF_BUS = Reason(
     "GpuFellOffBus",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from healthcheck.model import Reason, Severity
+from gpu_healthcheck.healthcheck.model import Reason, Severity
 
 MISMATCH_SECONDS = 180.0
 """During an upgrade, the driver's library and its module are replaced one after the other."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import answering, earlier_gpus, earlier_reads, found, is_loaded, same
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import answering, earlier_gpus, earlier_reads, found, is_loaded, same
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -20,7 +20,7 @@ from healthcheck.model import (
     TooEarly,
     counted,
 )
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 LEAST_PER_SECOND = 100.0
 """A GB200 that blocked DCGM for 45 s at a time corrected 4,647 and later 17,657 errors a second under load.

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
-from healthcheck.probes import pci
-from healthcheck.probes.efa import infiniband
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    counted,
+)
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.efa import infiniband
 
 NOT_LOADED = Reason(
     "EfaDriverNotLoaded",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -18,7 +18,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.efa.infiniband import NOT_ANSWERING, RDMA, RdmaDevice
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import NOT_ANSWERING, RDMA, RdmaDevice
 
 MOST_ERRORS_PER_SECOND = 100.0
 MOST_RETRANSMITTED_PACKETS_PER_SECOND = 1_000.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
-from healthcheck.probes import pci
-from healthcheck.probes.efa import infiniband
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.efa import infiniband
 
 FAMILIES = ("p4", "p5", "p6")
 """Instance families whose EFA devices support GPUDirect; p3dn and the g types do not."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -16,7 +16,7 @@ from healthcheck.model import (
     TooEarly,
     counted,
 )
-from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA
 
 ENOUGH = 3
 """Keep-alives of another device without which no stall is proven. Their interval is not published, so the devices of

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -22,8 +22,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK
-from healthcheck.probes.loopback import Broken, Loopback, Measured
+from gpu_healthcheck.healthcheck.probes.efa.loopback import EFA_LOOPBACK
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, Measured
 
 SETTING = "EFA_MIN_BW"
 FAILED = Reason(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -16,8 +16,8 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.probes.efa.libfabric import LIBFABRIC, Listing
-from healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.probes.efa.libfabric import LIBFABRIC, Listing
+from gpu_healthcheck.healthcheck.text.naming import named
 
 MISSING = Reason(
     "EfaProviderMissing",

@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.severities import is_ignored, with_overrides
-from healthcheck.checks.expectation import Expectation
-from healthcheck.host import clock
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.severities import is_ignored, with_overrides
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.model import (
     NOT_LOOKED,
     PROBE_FAILED,
     Check,
@@ -34,7 +34,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _OURS = "Report it to the project with the message: it is a bug of this program. All other results remain valid."
 CHECK_FAILED = UnobservedCause("CheckFailed", "A check failed with an internal error on unexpected input.", _OURS)

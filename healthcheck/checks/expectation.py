@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, PodRuntimeClass
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, PodRuntimeClass
 
 
 class Expectation(Struct, frozen=True):

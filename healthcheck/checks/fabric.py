@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.catalog.hardware import fabric_of
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import (
+from gpu_healthcheck.healthcheck.catalog.hardware import fabric_of
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import (
     FABRIC_COMING_UP,
     answering,
     found,
@@ -14,8 +14,8 @@ from healthcheck.checks.per_gpu import (
     silent,
     takes_part_in_fabric,
 )
-from healthcheck.checks.per_gpu import FABRIC_GRACE as GRACE
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.per_gpu import FABRIC_GRACE as GRACE
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -28,8 +28,8 @@ from healthcheck.model import (
     UnobservedCause,
     counted,
 )
-from healthcheck.probes import services
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes import services
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 NOT_SUPPORTED, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
 """nvmlGpuFabricState_t (nvml.h)."""

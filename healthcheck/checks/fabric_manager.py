@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.catalog.hardware import fabric_of
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import (
+from gpu_healthcheck.healthcheck.catalog.hardware import fabric_of
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import (
     DRIVER_GRACE,
     FABRIC_COMING_UP,
     FABRIC_GRACE,
     is_fabric_coming_up,
     takes_part_in_fabric,
 )
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -24,10 +24,10 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes import driver_files, pci, services
-from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml import gpus as nvml
-from healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.probes import driver_files, pci, services
+from gpu_healthcheck.healthcheck.probes.nvml import error_causes
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _NO_DRIVER = (error_causes.DRIVER_BEING_CHANGED, error_causes.DRIVER_NOT_LOADED)
 """Causes of a missing NVML answer for which a fabric manager can't run either."""

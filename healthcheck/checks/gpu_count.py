@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from healthcheck.checks.driver_reasons import INIT_FAILED
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, found, placed, settled, silent
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.driver_reasons import INIT_FAILED
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import DRIVER_GRACE, NVIDIA_DRIVER, found, placed, settled, silent
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -21,10 +21,10 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.model.node_facts import ONCE_HAD
-from healthcheck.probes import pci
-from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.model.node_facts import ONCE_HAD
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.nvml import error_causes
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 LOST = Reason(
     "GpuLost",

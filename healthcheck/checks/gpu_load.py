@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from healthcheck.catalog.hardware import gpu_speed_table
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.hardware import gpu_speed_table
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -26,7 +26,16 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.gpu_load.speeds import BF16, FP32, FROM_GPU, GPU_LOAD, NOT_RUN, TO_GPU, TO_PEER, GpuSpeeds
+from gpu_healthcheck.healthcheck.probes.gpu_load.speeds import (
+    BF16,
+    FP32,
+    FROM_GPU,
+    GPU_LOAD,
+    NOT_RUN,
+    TO_GPU,
+    TO_PEER,
+    GpuSpeeds,
+)
 
 OF_BEST, OF_FIGURE = 0.9, 0.85
 """Required shares of the fastest GPU of the node, and of the product's published figure."""

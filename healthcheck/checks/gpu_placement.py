@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
-from healthcheck.model.node_facts import GpuPosition
-from healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
+from gpu_healthcheck.healthcheck.model.node_facts import GpuPosition
+from gpu_healthcheck.healthcheck.probes import pci
 
 MOVED = Reason(
     "GpuMoved",

@@ -7,11 +7,21 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Reason, Severity, TooEarly, Unobserved
-from healthcheck.probes.container_runtime import cri
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Reason,
+    Severity,
+    TooEarly,
+    Unobserved,
+)
+from gpu_healthcheck.healthcheck.probes.container_runtime import cri
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     DOCKER,
     NOT_FOUND,
     UNREADABLE,
@@ -20,7 +30,7 @@ from healthcheck.probes.container_runtime.facts import (
     ContainerRuntime,
     Handler,
 )
-from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
+from gpu_healthcheck.healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
 
 SHIMS = "io.containerd.runc."
 """Prefix of containerd's runtime types that start runc or the program in BinaryName."""

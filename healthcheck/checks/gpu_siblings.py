@@ -13,11 +13,11 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks import siblings
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import answering, found
-from healthcheck.checks.siblings import LEAST_SIBLINGS, OUTLIERS, WINDOWS, Deviation, Figures
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks import siblings
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import answering, found
+from gpu_healthcheck.healthcheck.checks.siblings import LEAST_SIBLINGS, OUTLIERS, WINDOWS, Deviation, Figures
+from gpu_healthcheck.healthcheck.model import (
     PROBE_FAILED,
     Check,
     Evidence,
@@ -31,9 +31,9 @@ from healthcheck.model import (
     UnobservedCause,
     counted,
 )
-from healthcheck.model.node_facts import DeepDiagnostic
-from healthcheck.probes.gpu_pods import GPU_PODS, LEAST_DIFFERENCE, GpuPods, is_busy, is_due
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus, Snapshot
+from gpu_healthcheck.healthcheck.model.node_facts import DeepDiagnostic
+from gpu_healthcheck.healthcheck.probes.gpu_pods import GPU_PODS, LEAST_DIFFERENCE, GpuPods, is_busy, is_due
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus, Snapshot
 
 LONGEST_WINDOW_SECONDS = 1800.0
 _LEAST_FAILURES = 6

@@ -10,8 +10,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator, Sequence
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Grace,
@@ -23,8 +23,8 @@ from healthcheck.model import (
     TooEarly,
     counted,
 )
-from healthcheck.probes import pci
-from healthcheck.probes.hami import HAMI, LIBRARY, MIG_LOCK, PRELOAD, File, Hami, Plugin
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.hami import HAMI, LIBRARY, MIG_LOCK, PRELOAD, File, Hami, Plugin
 
 _GRACE = Grace(120.0, "HAMi's pod was started on the node")
 _LONGEST_APPLY = 600.0

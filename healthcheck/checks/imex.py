@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.catalog.hardware import fabric_of
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.hardware import fabric_of
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -16,7 +16,7 @@ from healthcheck.model import (
     Severity,
     Unobserved,
 )
-from healthcheck.probes import services
+from gpu_healthcheck.healthcheck.probes import services
 
 NOT_RUNNING = Reason(
     "ImexNotRunning",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import all_lack, found, placed, silent, unread
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import all_lack, found, placed, silent, unread
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -17,8 +17,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes import pci
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 CORRUPTED = Reason(
     "InforomCorrupted",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from healthcheck.checks import (
+from gpu_healthcheck.healthcheck.checks import (
     cdi_specs,
     cgroup_driver,
     clocks,
@@ -66,8 +66,8 @@ from healthcheck.checks import (
     temperature,
     xid,
 )
-from healthcheck.checks.examine import CAUSES as OF_ANY_CHECK
-from healthcheck.model import Check, UnobservedCause
+from gpu_healthcheck.healthcheck.checks.examine import CAUSES as OF_ANY_CHECK
+from gpu_healthcheck.healthcheck.model import Check, UnobservedCause
 
 _LONGEST_NAME = 40
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
-from healthcheck.probes import limits
-from healthcheck.probes.efa import infiniband
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
+from gpu_healthcheck.healthcheck.probes import limits
+from gpu_healthcheck.healthcheck.probes.efa import infiniband
 
 LEAST_GIB = 16
 

@@ -11,9 +11,9 @@ from functools import cache
 
 from msgspec import Struct
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.roce_fabric import GROUP
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.roce_fabric import GROUP
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -24,8 +24,8 @@ from healthcheck.model import (
     Reason,
     Severity,
 )
-from healthcheck.model.node_facts import LINK
-from healthcheck.probes import kernel_log
+from gpu_healthcheck.healthcheck.model.node_facts import LINK
+from gpu_healthcheck.healthcheck.probes import kernel_log
 
 UNRECOVERABLE = Reason(
     "Mlx5Unrecoverable",

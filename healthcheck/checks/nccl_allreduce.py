@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from healthcheck.catalog.hardware import all_reduce_of
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.hardware import all_reduce_of
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -22,7 +22,7 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.nccl import ALL_REDUCE, Failed, Reduced
+from gpu_healthcheck.healthcheck.probes.nccl import ALL_REDUCE, Failed, Reduced
 
 SETTING = "NCCL_MIN_BUS_BW"
 SHARE = 0.8

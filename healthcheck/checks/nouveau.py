@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
-from healthcheck.probes import driver_files, pci
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    counted,
+)
+from gpu_healthcheck.healthcheck.probes import driver_files, pci
 
 LOADED = Reason(
     "NouveauLoaded",

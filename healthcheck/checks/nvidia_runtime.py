@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, gives_gpus, of_nvidia
-from healthcheck.model import Finding, Judgement, Observation
-from healthcheck.probes.container_runtime.distributions import CRIO_FOLDER, GKE
-from healthcheck.probes.container_runtime.facts import CRIO, ContainerRuntime
-from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
+from gpu_healthcheck.healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_runtime import found, gives_gpus, of_nvidia
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, Observation
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import CRIO_FOLDER, GKE
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CRIO, ContainerRuntime
+from gpu_healthcheck.healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
 
 MISSING = gpu_runtime.reason(
     "NvidiaRuntimeMissing",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Unobserved
-from healthcheck.probes.container_runtime.facts import UNREADABLE, ContainerRuntime, Toolkit
+from gpu_healthcheck.healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_runtime import found, in_words, of_nvidia, subject
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Unobserved
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import UNREADABLE, ContainerRuntime, Toolkit
 
 MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
 """Modes of nvidia-container-runtime up to 1.20; `csv` is for Tegra."""

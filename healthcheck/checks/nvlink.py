@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.catalog.hardware import fabric_of
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import LINK_GRACE, answering, found, settled
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.hardware import fabric_of
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import LINK_GRACE, answering, found, settled
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -17,7 +17,7 @@ from healthcheck.model import (
     Reason,
     Severity,
 )
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 VERSION_NAMES = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 """nvmlNvlinkVersion_t (nvml.h); 0 is invalid."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import answering, earlier_gpus, found, same, silent
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import answering, earlier_gpus, found, same, silent
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -17,7 +17,7 @@ from healthcheck.model import (
     TooEarly,
     counted,
 )
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 LEAST_CRC_PER_SECOND = 100.0
 """DCGM_LIMIT_MAX_NVLINK_CRC_ERROR (DcgmGPUHardwareLimits.h): below this rate the link's retries correct the errors."""

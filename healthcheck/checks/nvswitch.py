@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.catalog.hardware import fabric_of
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
-from healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.catalog.hardware import fabric_of
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
+from gpu_healthcheck.healthcheck.probes import pci
 
 # The severity is only MONITOR, because EC2 publishes no number of switches. Other checks report the effects of a
 # missing switch: fabric manager, fabric state, NVLinks. This finding names the part.

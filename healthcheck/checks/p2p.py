@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from healthcheck.catalog.hardware import fabric_of
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import LINK_GRACE, answering, found, silent
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.hardware import fabric_of
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import LINK_GRACE, answering, found, silent
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -20,8 +20,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes.nvml import error_causes
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 OK, DISABLED_BY_REGKEY, UNKNOWN = 0, 4, 6
 """nvmlGpuP2PStatus_t (nvml.h). "Disabled by the driver's settings" is intended; "unknown" is not evidence."""

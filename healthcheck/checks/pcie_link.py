@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import answering, found
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import answering, found
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -22,7 +22,7 @@ from healthcheck.model import (
     TooEarly,
     counted,
 )
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 WIDTHS = frozenset({1, 2, 4, 8, 12, 16, 32})
 """Numbers of lanes of a PCI Express link. A virtual machine may report any other number, which has no meaning."""

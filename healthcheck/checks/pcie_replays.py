@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import answering, earlier_gpus, found, same, silent
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import answering, earlier_gpus, found, same, silent
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -17,7 +17,7 @@ from healthcheck.model import (
     TooEarly,
     counted,
 )
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 MOST_PER_MINUTE = 62.0
 """Limit for the widest and fastest link: one wrong bit in 10^12 on 16 lanes of PCIe 6, 64 Gb/s each, gives 61.4.

@@ -6,8 +6,8 @@ from collections.abc import Generator, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Evidence,
     Finding,
     Grace,
@@ -18,9 +18,9 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes import pci, services
-from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes import pci, services
+from gpu_healthcheck.healthcheck.probes.nvml import error_causes
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 DRIVER_GRACE = Grace(120.0, "the driver was loaded")
 """Time in which a loaded driver initialises the GPUs, one after another (docs/rules.md 11)."""

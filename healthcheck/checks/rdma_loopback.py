@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Judgement,
@@ -21,8 +21,8 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.probes.ib_loopback import NOT_RUN, RDMA_LOOPBACK
-from healthcheck.probes.loopback import Broken, Loopback, Measured
+from gpu_healthcheck.healthcheck.probes.ib_loopback import NOT_RUN, RDMA_LOOPBACK
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, Measured
 
 FAILED = Reason(
     "RdmaLoopbackFailed",

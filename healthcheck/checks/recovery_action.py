@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.catalog.xid import RecoveryAction, recovery_action
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import placed, shown_functions, silent
-from healthcheck.model import Check, Evidence, Finding, Judgement, Observation, Reason, Severity, Unobserved, counted
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.catalog.xid import RecoveryAction, recovery_action
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import placed, shown_functions, silent
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    Observation,
+    Reason,
+    Severity,
+    Unobserved,
+    counted,
+)
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 _SOURCE = "nvml.h, field 230"
 

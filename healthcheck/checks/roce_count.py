@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.roce_fabric import GROUP, NEEDS, FabricPort, fabric_ports, why_not
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
-from healthcheck.model.node_facts import ONCE_HAD
-from healthcheck.probes import pci
-from healthcheck.probes.mlx5 import MLX5
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.roce_fabric import GROUP, NEEDS, FabricPort, fabric_ports, why_not
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    counted,
+)
+from gpu_healthcheck.healthcheck.model.node_facts import ONCE_HAD
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.mlx5 import MLX5
 
 GONE = Reason(
     "RdmaDeviceGone",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.roce_fabric import GROUP, NEEDS, fabric_ports, why_not
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.roce_fabric import GROUP, NEEDS, fabric_ports, why_not
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -18,7 +18,7 @@ from healthcheck.model import (
     TooEarly,
     counted,
 )
-from healthcheck.probes.mlx5 import CARRIER_CHANGES, MLX5, Mlx5Device
+from gpu_healthcheck.healthcheck.probes.mlx5 import CARRIER_CHANGES, MLX5, Mlx5Device
 
 MOST_PER_SECOND = {
     "symbol_error": 10.0,

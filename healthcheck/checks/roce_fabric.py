@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence
-from healthcheck.model.node_facts import LINK, RdmaPort
-from healthcheck.probes import pci
-from healthcheck.probes.efa import infiniband
-from healthcheck.probes.mlx5 import MLX5, Mlx5Device
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence
+from gpu_healthcheck.healthcheck.model.node_facts import LINK, RdmaPort
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.efa import infiniband
+from gpu_healthcheck.healthcheck.probes.mlx5 import MLX5, Mlx5Device
 
 GROUP = "9-roce"
 NEEDS = (pci.FUNCTIONS, infiniband.RDMA, MLX5)

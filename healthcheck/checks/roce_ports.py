@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.roce_fabric import GROUP, NEEDS, FabricPort, fabric_ports, why_not
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.roce_fabric import GROUP, NEEDS, FabricPort, fabric_ports, why_not
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -20,9 +20,9 @@ from healthcheck.model import (
     Unobserved,
     counted,
 )
-from healthcheck.model.node_facts import ONCE_HAD, OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS, SPEED
-from healthcheck.probes import pci
-from healthcheck.probes.mlx5 import IN_POD, MLX5, NOT_ANSWERING, Mlx5, Mlx5Device
+from gpu_healthcheck.healthcheck.model.node_facts import ONCE_HAD, OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS, SPEED
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.mlx5 import IN_POD, MLX5, NOT_ANSWERING, Mlx5, Mlx5Device
 
 MOST_OUTAGES = 2
 """Most outages within the window that are not reported."""

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import all_lack, answering, found, unknown_yet, unread
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity, counted
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import all_lack, answering, found, unknown_yet, unread
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Reason,
+    Severity,
+    counted,
+)
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 MOST_EXHAUSTED_BANKS = 0
 MOST_REMAPPED_ROWS = 511

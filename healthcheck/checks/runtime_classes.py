@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, TooEarly
-from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.probes.container_runtime.distributions import GKE
-from healthcheck.probes.container_runtime.facts import ContainerRuntime
+from gpu_healthcheck.healthcheck.checks import gpu_runtime, runtime_fixes, runtime_restart
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_runtime import found
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, TooEarly
+from gpu_healthcheck.healthcheck.model.node_facts import PodRuntimeClass
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import GKE
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import ContainerRuntime
 
 _USUAL = "nvidia"
 """The usual handler in guides to GPU pods. Distributions (k3s: nvidia-experimental) and the GPU operator (nvidia-cdi,

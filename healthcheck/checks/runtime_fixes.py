@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from healthcheck.probes.container_runtime.distributions import (
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import (
     BOTTLEROCKET,
     CRIO_FOLDER,
     EKS_AL2023,
@@ -26,7 +26,7 @@ from healthcheck.probes.container_runtime.distributions import (
     RKE2,
     TALOS,
 )
-from healthcheck.probes.container_runtime.facts import CRIO, DOCKER, ContainerRuntime
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CRIO, DOCKER, ContainerRuntime
 
 OPERATORS_FOLDER = "/usr/local/nvidia/"
 """Folder on the host where the GPU operator installs its toolkit (Helm value toolkit.installDir)."""

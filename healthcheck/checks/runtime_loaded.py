@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_restart
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import found, subject
-from healthcheck.model import Finding, Judgement, Observation, TooEarly
-from healthcheck.probes.container_runtime import cri
-from healthcheck.probes.container_runtime.facts import RUNC, ContainerRuntime, Handler, Live, RuntimeConfiguration
+from gpu_healthcheck.healthcheck.checks import gpu_runtime, runtime_restart
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_runtime import found, subject
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, Observation, TooEarly
+from gpu_healthcheck.healthcheck.probes.container_runtime import cri
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
+    RUNC,
+    ContainerRuntime,
+    Handler,
+    Live,
+    RuntimeConfiguration,
+)
 
 _MOST_NAMED = 8
 

@@ -6,7 +6,7 @@ from itertools import chain
 
 from msgspec.structs import replace
 
-from healthcheck.checks import (
+from gpu_healthcheck.healthcheck.checks import (
     cgroup_driver,
     container_runtime,
     default_runtime,
@@ -15,8 +15,8 @@ from healthcheck.checks import (
     runtime_fixes,
     runtime_type,
 )
-from healthcheck.probes.container_runtime.facts import ContainerRuntime
-from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import ContainerRuntime
+from gpu_healthcheck.healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias
 
 _OF_FILES = (container_runtime, default_runtime, runtime_type, runtime_binary, cgroup_driver)
 REASONS = tuple(reason.name for one in _OF_FILES for reason in one.CHECK.reasons)

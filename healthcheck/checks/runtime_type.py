@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks import gpu_runtime, runtime_fixes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_runtime import OLDEST_SHIM, SHIMS, found, of_nvidia
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation
-from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime
-from healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias_program
+from gpu_healthcheck.healthcheck.checks import gpu_runtime, runtime_fixes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_runtime import OLDEST_SHIM, SHIMS, found, of_nvidia
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime
+from gpu_healthcheck.healthcheck.probes.container_runtime.nvidia_definitions import is_nvidias_program
 
 _NOT_IN_2 = (OLDEST_SHIM, "io.containerd.runc.v1")
 _FIX = 'set runtime_type = "io.containerd.runc.v2"'

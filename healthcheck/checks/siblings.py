@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from healthcheck.probes.gpu_pods import LEAST_DIFFERENCE, clocks_differ
+from gpu_healthcheck.healthcheck.probes.gpu_pods import LEAST_DIFFERENCE, clocks_differ
 
 LEAST_SIBLINGS = 4
 """Fewest GPUs, including the judged one, that are compared."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthcheck.catalog.sxid import ADVICE, SWITCH, rule_by_table, sxid_table
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
-from healthcheck.probes import kernel_log
-from healthcheck.probes.pci import normalise_address
+from gpu_healthcheck.healthcheck.catalog.sxid import ADVICE, SWITCH, rule_by_table, sxid_table
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
+from gpu_healthcheck.healthcheck.probes import kernel_log
+from gpu_healthcheck.healthcheck.probes.pci import normalise_address
 
 _BEGINS = "nvidia-nvswitch"
 _SXID = re.compile(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.per_gpu import answering, found
-from healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.per_gpu import answering, found
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Judgement, NotConfigured, Observation, Reason, Severity
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 
 LOWEST_LIMIT_CELSIUS = 50
 """No data-centre GPU slows down below this temperature. A lower limit is implausible: 0 for no limit, or a margin that

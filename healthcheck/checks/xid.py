@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from healthcheck.catalog.policy import Ruling
-from healthcheck.catalog.xid import NONE, RECOVERY_CODE, recovery_action_in, recovery_of, rule_by_catalogue, xid_table
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
-from healthcheck.probes import diagnostics, kernel_log
-from healthcheck.probes.pci import normalise_address
+from gpu_healthcheck.healthcheck.catalog.policy import Ruling
+from gpu_healthcheck.healthcheck.catalog.xid import (
+    NONE,
+    RECOVERY_CODE,
+    recovery_action_in,
+    recovery_of,
+    rule_by_catalogue,
+    xid_table,
+)
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Reason, Severity
+from gpu_healthcheck.healthcheck.probes import diagnostics, kernel_log
+from gpu_healthcheck.healthcheck.probes.pci import normalise_address
 
 _BEGINS, _XID_BEGINS = "NVRM: ", "NVRM: Xid ("
 _GLUED = re.compile(r"NVRM: (?:GPU\d{1,3} )?\w{10,64}: [^\n]{0,1024}?(?=NVRM: Xid \()")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from healthcheck.cluster.connection import Connection, Connector, connect, refuse_to_read
-from healthcheck.cluster.dra import DraObjects
-from healthcheck.cluster.events import Events
-from healthcheck.cluster.installation import ClusterSettings, Policies, Rights
-from healthcheck.cluster.jobs import Jobs
-from healthcheck.cluster.leases import Leases
-from healthcheck.cluster.nodes import Nodes
-from healthcheck.cluster.pods import Pods, Workloads
+from gpu_healthcheck.healthcheck.cluster.connection import Connection, Connector, connect, refuse_to_read
+from gpu_healthcheck.healthcheck.cluster.dra import DraObjects
+from gpu_healthcheck.healthcheck.cluster.events import Events
+from gpu_healthcheck.healthcheck.cluster.installation import ClusterSettings, Policies, Rights
+from gpu_healthcheck.healthcheck.cluster.jobs import Jobs
+from gpu_healthcheck.healthcheck.cluster.leases import Leases
+from gpu_healthcheck.healthcheck.cluster.nodes import Nodes
+from gpu_healthcheck.healthcheck.cluster.pods import Pods, Workloads
 
 
 class Cluster:

@@ -21,7 +21,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 from msgspec.json import decode
 
-from healthcheck.cluster.errors import (
+from gpu_healthcheck.healthcheck.cluster.errors import (
     Blocked,
     ClusterError,
     Conflict,
@@ -32,10 +32,10 @@ from healthcheck.cluster.errors import (
     Unavailable,
     Unreadable,
 )
-from healthcheck.cluster.kubeconfig import Access, KubeconfigError, choose
-from healthcheck.cluster.names import COMPONENT
-from healthcheck.node.state import FIELD_MANAGER
-from healthcheck.text.moments import moment
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access, KubeconfigError, choose
+from gpu_healthcheck.healthcheck.cluster.names import COMPONENT
+from gpu_healthcheck.healthcheck.node.state import FIELD_MANAGER
+from gpu_healthcheck.healthcheck.text.moments import moment
 
 T = TypeVar("T")
 Parse = Callable[[bytes], Any]

@@ -10,17 +10,24 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from healthcheck.cluster.connection import ODD, Requests, unreadable
-from healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
-from healthcheck.cluster.names import COMPONENT
-from healthcheck.model import PREFIX
-from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.device_rules import DeviceRule, RuleTaint, device_rule, selector_of
-from healthcheck.node.devices import CLAIM_TEMPLATE, DRIVER, AllocatedDevices, Device, GpuClaim, gpu_claim
-from healthcheck.node.state import NodeState
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.budget import holder_label
-from healthcheck.verdict.device_taints import MissingRule
+from gpu_healthcheck.healthcheck.cluster.connection import ODD, Requests, unreadable
+from gpu_healthcheck.healthcheck.cluster.errors import Conflict, NotFound, Refused, Unavailable
+from gpu_healthcheck.healthcheck.cluster.names import COMPONENT
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.node.device_pools import given_out, read_slice
+from gpu_healthcheck.healthcheck.node.device_rules import DeviceRule, RuleTaint, device_rule, selector_of
+from gpu_healthcheck.healthcheck.node.devices import (
+    CLAIM_TEMPLATE,
+    DRIVER,
+    AllocatedDevices,
+    Device,
+    GpuClaim,
+    gpu_claim,
+)
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.budget import holder_label
+from gpu_healthcheck.healthcheck.verdict.device_taints import MissingRule
 
 _API_PATH = "/apis/resource.k8s.io/v1"
 """Kubernetes 1.34 and newer serve it."""

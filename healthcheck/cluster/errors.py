@@ -5,7 +5,7 @@ The module is separate so that code that handles the errors need not import the 
 
 from __future__ import annotations
 
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 
 class ClusterError(Exception):

@@ -9,13 +9,13 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from healthcheck.cluster.connection import Requests
-from healthcheck.cluster.errors import Conflict
-from healthcheck.cluster.names import COMPONENT
-from healthcheck.node.state import NodeState
-from healthcheck.text.moments import moment_or_none, timestamp
-from healthcheck.text.printable import printable
-from healthcheck.verdict.node_events import NodeEvent
+from gpu_healthcheck.healthcheck.cluster.connection import Requests
+from gpu_healthcheck.healthcheck.cluster.errors import Conflict
+from gpu_healthcheck.healthcheck.cluster.names import COMPONENT
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.text.moments import moment_or_none, timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict.node_events import NodeEvent
 
 _LONGEST_NAME = 253
 _OF_PODS = "involvedObject.kind=Pod"

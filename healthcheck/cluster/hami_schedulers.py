@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from healthcheck.cluster.connection import Requests
-from healthcheck.cluster.errors import NotFound
-from healthcheck.node.hami import WEBHOOK, scheduler_places, why_ignored
+from gpu_healthcheck.healthcheck.cluster.connection import Requests
+from gpu_healthcheck.healthcheck.cluster.errors import NotFound
+from gpu_healthcheck.healthcheck.node.hami import WEBHOOK, scheduler_places, why_ignored
 
 _WEBHOOKS = "mutatingwebhookconfigurations"
 

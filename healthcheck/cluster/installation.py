@@ -8,10 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.cluster.connection import Requests
-from healthcheck.cluster.errors import NotFound
-from healthcheck.cluster.names import COMPONENT, NAMESPACE
-from healthcheck.node.state import SelectiveClass
+from gpu_healthcheck.healthcheck.cluster.connection import Requests
+from gpu_healthcheck.healthcheck.cluster.errors import NotFound
+from gpu_healthcheck.healthcheck.cluster.names import COMPONENT, NAMESPACE
+from gpu_healthcheck.healthcheck.node.state import SelectiveClass
 
 CONFIG_MAP = "gpu-healthcheck-config"
 _MOST_CLASSES = 1000

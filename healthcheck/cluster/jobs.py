@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from healthcheck.cluster.connection import Requests, created
-from healthcheck.cluster.names import NAMESPACE
-from healthcheck.deep.job import (
+from gpu_healthcheck.healthcheck.cluster.connection import Requests, created
+from gpu_healthcheck.healthcheck.cluster.names import NAMESPACE
+from gpu_healthcheck.healthcheck.deep.job import (
     COMPONENT_LABEL,
     MADE_BY_LABEL,
     SHOWN,
@@ -20,8 +20,8 @@ from healthcheck.deep.job import (
     claims_devices,
     tested_node,
 )
-from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _JOBS = "/apis/batch/v1/namespaces/{}/jobs"
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.host.opening import is_absent, is_there
-from healthcheck.model import ProbeError
-from healthcheck.text.naming import named
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host.opening import is_absent, is_there
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _ADDRESS = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")

@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from healthcheck.cluster.connection import Requests, created
-from healthcheck.cluster.errors import NotFound, Refused
-from healthcheck.cluster.names import BUDGET_NAMESPACE, NAMESPACE
-from healthcheck.model import PREFIX
-from healthcheck.node.state import NodeState
-from healthcheck.text.moments import exact, is_future, moment
-from healthcheck.verdict.budget import Slot, holder_label
+from gpu_healthcheck.healthcheck.cluster.connection import Requests, created
+from gpu_healthcheck.healthcheck.cluster.errors import NotFound, Refused
+from gpu_healthcheck.healthcheck.cluster.names import BUDGET_NAMESPACE, NAMESPACE
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.text.moments import exact, is_future, moment
+from gpu_healthcheck.healthcheck.verdict.budget import Slot, holder_label
 
 LONGEST_BEAT_SECONDS = 3 * 86400
 """Longest valid heartbeat, in seconds: three of the longest check intervals that can be set."""

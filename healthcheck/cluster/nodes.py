@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import tenacity
 
-from healthcheck.cluster.connection import ODD, Requests, created, unreadable
-from healthcheck.cluster.errors import Conflict, Unreadable
-from healthcheck.cluster.pages import check_node, node_page
-from healthcheck.node.gpu_resources import has_device_plugin, offered, whole_quantity
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.cluster.connection import ODD, Requests, created, unreadable
+from gpu_healthcheck.healthcheck.cluster.errors import Conflict, Unreadable
+from gpu_healthcheck.healthcheck.cluster.pages import check_node, node_page
+from gpu_healthcheck.healthcheck.node.gpu_resources import has_device_plugin, offered, whole_quantity
+from gpu_healthcheck.healthcheck.node.state import (
     EFA_RESOURCE,
     REPAIR_CONDITIONS,
     STATUS,
@@ -25,7 +25,7 @@ from healthcheck.node.state import (
     managers_of_mark,
     removed_condition,
 )
-from healthcheck.text.printable import are_printable, printable
+from gpu_healthcheck.healthcheck.text.printable import are_printable, printable
 
 _FASTER_SECONDS, _MOST_CONFLICTS = 0.1, 16
 _WATCH_SECONDS = (3300, 3900)

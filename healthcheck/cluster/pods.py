@@ -14,16 +14,16 @@ from urllib.parse import quote
 
 import urllib3
 
-from healthcheck.cluster.connection import Requests, say
-from healthcheck.cluster.errors import Endless, NotFound, Unavailable
-from healthcheck.cluster.names import AGENT, COMPONENT, EVICT, NAMESPACE
-from healthcheck.cluster.pages import pod_page
-from healthcheck.deep.job import JobState
-from healthcheck.node.gpu_resources import GpuPod, gpu_pod, unplaced_since
-from healthcheck.node.pods import PodState, pod_state
-from healthcheck.text.boundary import texts
-from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.cluster.connection import Requests, say
+from gpu_healthcheck.healthcheck.cluster.errors import Endless, NotFound, Unavailable
+from gpu_healthcheck.healthcheck.cluster.names import AGENT, COMPONENT, EVICT, NAMESPACE
+from gpu_healthcheck.healthcheck.cluster.pages import pod_page
+from gpu_healthcheck.healthcheck.deep.job import JobState
+from gpu_healthcheck.healthcheck.node.gpu_resources import GpuPod, gpu_pod, unplaced_since
+from gpu_healthcheck.healthcheck.node.pods import PodState, pod_state
+from gpu_healthcheck.healthcheck.text.boundary import texts
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _PATHS = {
     ("batch", "Job"): ("apis/batch/v1", "jobs"),

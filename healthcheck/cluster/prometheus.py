@@ -10,9 +10,9 @@ from typing import Any
 import urllib3
 from urllib3.exceptions import HTTPError, LocationParseError
 
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.names import COMPONENT
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.cluster.names import COMPONENT
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _SECONDS = 30.0
 _TIMEOUT = urllib3.Timeout(connect=3.0, read=10.0)

@@ -16,7 +16,7 @@ import tenacity
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.cluster.errors import ClusterError, Conflict, Unauthorized, Unavailable
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict, Unauthorized, Unavailable
 
 T = TypeVar("T")
 

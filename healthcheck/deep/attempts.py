@@ -8,14 +8,21 @@ from enum import Enum, auto
 
 from msgspec import Struct
 
-from healthcheck.deep.reset_plan import ResetTarget, Step, drained, ends_by_reset, known_failure, needs_reboot
-from healthcheck.memory.reason_names import OF_THE_NETWORK
-from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Nature, Severity, Status
-from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, is_of_another_machine
-from healthcheck.text.moments import EARLIEST
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RunRecord, StandingRecord
+from gpu_healthcheck.healthcheck.deep.reset_plan import (
+    ResetTarget,
+    Step,
+    drained,
+    ends_by_reset,
+    known_failure,
+    needs_reboot,
+)
+from gpu_healthcheck.healthcheck.memory.reason_names import OF_THE_NETWORK
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow
+from gpu_healthcheck.healthcheck.model import Nature, Severity, Status
+from gpu_healthcheck.healthcheck.node.state import RESET_RESULT, RESULTS, NodeState, is_of_another_machine
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord, StandingRecord
 
 _NEVER = datetime.min.replace(tzinfo=UTC)
 _LONGEST_WHY = 300

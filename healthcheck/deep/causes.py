@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from healthcheck.model import UnobservedCause
+from gpu_healthcheck.healthcheck.model import UnobservedCause
 
 RUN_STOPPED = UnobservedCause(
     "RunStopped",

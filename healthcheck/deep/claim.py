@@ -17,10 +17,10 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState, PatchFor, annotated
-from healthcheck.text.boundary import JsonObject, as_json, read_row
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RecordError
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState, PatchFor, annotated
+from gpu_healthcheck.healthcheck.text.boundary import JsonObject, as_json, read_row
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import RecordError
 
 _EFFECT = "NoSchedule"
 _LONGEST_HOLDER = 320

@@ -13,19 +13,19 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks import gpu_load
-from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
-from healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
-from healthcheck.memory.exits import recovered
-from healthcheck.memory.findings import MOST_GPUS, Memory
-from healthcheck.memory.reason_names import SLOW
-from healthcheck.memory.rows import row_of
-from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
-from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, NodeState, is_of_another_machine
-from healthcheck.text.moments import held, moment, timestamp
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import (
+from gpu_healthcheck.healthcheck.checks import gpu_load
+from gpu_healthcheck.healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
+from gpu_healthcheck.healthcheck.memory.deep_tests import DeepFinding, DeepResult, after_deep_test
+from gpu_healthcheck.healthcheck.memory.exits import recovered
+from gpu_healthcheck.healthcheck.memory.findings import MOST_GPUS, Memory
+from gpu_healthcheck.healthcheck.memory.reason_names import SLOW
+from gpu_healthcheck.healthcheck.memory.rows import row_of
+from gpu_healthcheck.healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Status
+from gpu_healthcheck.healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, NodeState, is_of_another_machine
+from gpu_healthcheck.healthcheck.text.moments import held, moment, timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import (
     UNEXPLAINED,
     Fault,
     counts,
@@ -33,9 +33,9 @@ from healthcheck.verdict.acknowledgement import (
     is_adopted,
     severity_message,
 )
-from healthcheck.verdict.node_events import NodeEvent, cut, event_name
-from healthcheck.verdict.record import DEEP, CauseRow, CheckRow, RunRecord
-from healthcheck.verdict.verdict import status_of, worst
+from gpu_healthcheck.healthcheck.verdict.node_events import NodeEvent, cut, event_name
+from gpu_healthcheck.healthcheck.verdict.record import DEEP, CauseRow, CheckRow, RunRecord
+from gpu_healthcheck.healthcheck.verdict.verdict import status_of, worst
 
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,62}\Z", re.ASCII)
 _SUBJECT = re.compile(r"[a-z]+(/.+)?\Z", re.ASCII)

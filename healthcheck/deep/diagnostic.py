@@ -12,14 +12,14 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4, needs_repeat, with_repeat
-from healthcheck.checks.examine import CHECK_FAILED, failure, judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Outcome, Probe, ProbeError, Unobserved
-from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
-from healthcheck.probes.dcgm.diag_answer import DiagAnswer
-from healthcheck.probes.nvml.gpus import NVML
-from healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4, needs_repeat, with_repeat
+from gpu_healthcheck.healthcheck.checks.examine import CHECK_FAILED, failure, judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, Outcome, Probe, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import DiagAnswer
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _MOST_NAMED = 3
 

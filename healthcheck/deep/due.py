@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks.driver import being_changed
-from healthcheck.deep.claim import claim_on
-from healthcheck.model import Status
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.checks.driver import being_changed
+from gpu_healthcheck.healthcheck.deep.claim import claim_on
+from gpu_healthcheck.healthcheck.model import Status
+from gpu_healthcheck.healthcheck.node.state import (
     QUARANTINE_RESULT,
     RESULTS,
     STATUS,
@@ -20,11 +20,11 @@ from healthcheck.node.state import (
     is_of_another_machine,
     is_tested,
 )
-from healthcheck.text.moments import is_future, moment_or_none, timestamp
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.node_events import CONDITION_STATUS
-from healthcheck.verdict.record import AgentRecord, RunRecord, VerdictRow
+from gpu_healthcheck.healthcheck.text.moments import is_future, moment_or_none, timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.node_events import CONDITION_STATUS
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord, RunRecord, VerdictRow
 
 OVERDUE_INTERVALS = 3
 _WELL = (Status.PASS.value, Status.WARN.value)

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.model import PREFIX
 
 TESTED_NODE = f"{PREFIX}/node"
 """Annotation of a Job with the name of its Node, which may be too long for a label."""

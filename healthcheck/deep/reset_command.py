@@ -13,13 +13,13 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, RunKind, claim_on, release
-from healthcheck.deep.reset_plan import awaits_reboot
-from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, annotated
-from healthcheck.text.boundary import JsonObject, read_row
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RecordError, RunRecord
+from gpu_healthcheck.healthcheck.deep.claim import Claim, RunKind, claim_on, release
+from gpu_healthcheck.healthcheck.deep.reset_plan import awaits_reboot
+from gpu_healthcheck.healthcheck.node.state import RESET_COMMAND, RESET_RESULT, NodeState, annotated
+from gpu_healthcheck.healthcheck.text.boundary import JsonObject, read_row
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import RecordError, RunRecord
 
 SILENT_SECONDS = 60.0
 """Time without a sign of life after which the command counts as dead."""

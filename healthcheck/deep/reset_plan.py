@@ -12,18 +12,18 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from healthcheck.checks.driver import being_changed
-from healthcheck.deep.claim import claim_on
-from healthcheck.memory.findings import gpu_address
-from healthcheck.memory.reason_names import OF_THE_NETWORK
-from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Severity, Status
-from healthcheck.node.gpu_resources import listed
-from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, RESULTS, UNHEALTHY, NodeState, is_tested
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.node_events import NodeEvent, cut, event_name
-from healthcheck.verdict.record import AgentRecord, RunRecord
+from gpu_healthcheck.healthcheck.checks.driver import being_changed
+from gpu_healthcheck.healthcheck.deep.claim import claim_on
+from gpu_healthcheck.healthcheck.memory.findings import gpu_address
+from gpu_healthcheck.healthcheck.memory.reason_names import OF_THE_NETWORK
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow
+from gpu_healthcheck.healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.node.gpu_resources import listed
+from gpu_healthcheck.healthcheck.node.state import RESET_COMMAND, RESET_RESULT, RESULTS, UNHEALTHY, NodeState, is_tested
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.node_events import NodeEvent, cut, event_name
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord, RunRecord
 
 
 class ResetScope(StrEnum):

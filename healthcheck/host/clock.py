@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
-from healthcheck.model import Now
+from gpu_healthcheck.healthcheck.model import Now
 
 
 def now() -> Now:

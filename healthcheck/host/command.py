@@ -22,9 +22,9 @@ from typing import Self
 
 from msgspec import Struct
 
-from healthcheck.host.opening import refuse_shortage
-from healthcheck.host.process_tree import Descendants
-from healthcheck.text.durations import shown_seconds
+from gpu_healthcheck.healthcheck.host.opening import refuse_shortage
+from gpu_healthcheck.healthcheck.host.process_tree import Descendants
+from gpu_healthcheck.healthcheck.text.durations import shown_seconds
 
 _LONGEST_ANSWER = 4 << 20
 _MOST_OUTPUT = 1 << 20
@@ -36,7 +36,7 @@ _GONE_SECONDS = 10.0
 _STOPS_WITHIN_SECONDS = 0.2
 """Interval of the checks for a requested stop."""
 
-_PACKAGES = str(Path(__file__).parents[2])
+_PACKAGES = str(Path(__file__).parents[3])
 _RUN_MODULE = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.exit(__import__(sys.argv.pop(1), fromlist=['main']).main())"
 )
@@ -46,8 +46,7 @@ _RUN_MODULE = (
 def isolated(module: str) -> tuple[str, ...]:
     """Return the command line that runs one of this project's modules.
 
-    The loaded code depends on neither the environment nor the working directory. `-m` would not find the module,
-    because the packages are in one folder and not in site-packages (docs/decisions/notes.md).
+    The loaded code depends on neither the environment nor the working directory: it is the caller's.
     """
     return (sys.executable, "-I", "-c", _RUN_MODULE, _PACKAGES, module)
 

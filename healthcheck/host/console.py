@@ -24,8 +24,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from healthcheck.model import counted
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.model import counted
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LONGEST_LINE = 1 << 16
 _WORD = re.compile(r"\S+")

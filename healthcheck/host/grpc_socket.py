@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.host import host_files
-from healthcheck.host.command import ChildError, Program, how_it_ended, isolated
-from healthcheck.model import ProbeError
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.command import ChildError, Program, how_it_ended, isolated
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 LONGEST_SECONDS = 10.0
 """Deadline of a query. A container runtime answers within milliseconds; on a loaded node the child needs almost 1 s."""
@@ -37,7 +37,7 @@ class NodeSocket:
 
         Raises ProbeError.
         """
-        program = isolated("healthcheck.host.grpc_child")
+        program = isolated("gpu_healthcheck.healthcheck.host.grpc_child")
         longest_seconds = self.deadline_seconds + _LEFT_ALONE_SECONDS
         argv = (*program, self.question, _socket(root, path), str(longest_seconds))
         try:

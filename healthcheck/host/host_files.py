@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from healthcheck.host import opening
-from healthcheck.host.opening import entries_of, names_in, open_file
-from healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.host import opening
+from gpu_healthcheck.healthcheck.host.opening import entries_of, names_in, open_file
+from gpu_healthcheck.healthcheck.model import ProbeError
 
 MOST_BYTES = 1 << 20
 _MOST_LINKS = 40

@@ -12,7 +12,7 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from healthcheck.host.http_server import Page, Request
+from gpu_healthcheck.healthcheck.host.http_server import Page, Request
 
 _MEDIA_TYPE = "application/openmetrics-text"
 _OPENMETRICS = f"{_MEDIA_TYPE}; version=1.0.0"

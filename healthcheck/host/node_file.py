@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from healthcheck.host.opening import refuse_shortage
+from gpu_healthcheck.healthcheck.host.opening import refuse_shortage
 
 _NEVER = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

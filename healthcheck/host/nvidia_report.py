@@ -10,8 +10,8 @@ from pathlib import Path
 
 import structlog
 
-from healthcheck.host.command import ChildError, Program
-from healthcheck.model import Shortage
+from gpu_healthcheck.healthcheck.host.command import ChildError, Program
+from gpu_healthcheck.healthcheck.model import Shortage
 
 log = structlog.get_logger()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from healthcheck.host.command import Child, ChildError, isolated
+from gpu_healthcheck.healthcheck.host.command import Child, ChildError, isolated
 
 START_SECONDS, PROCESS_SECONDS = 30.0, 2.0
 """Deadlines of the first answer of a child, and of the answer about one process."""
@@ -20,7 +20,7 @@ class OpenDevices:
 
     def __init__(self, root: Path, major: int) -> None:
         self._proc = root / "proc"
-        self._child = Child((*isolated("healthcheck.host.open_devices_child"), str(major)))
+        self._child = Child((*isolated("gpu_healthcheck.healthcheck.host.open_devices_child"), str(major)))
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ import stat
 import struct
 import sys
 
-from healthcheck.host.opening import is_gone, read
+from gpu_healthcheck.healthcheck.host.opening import is_gone, read
 
 _AT_NO_AUTOMOUNT, _AT_STATX_DONT_SYNC, _STATX_TYPE = 0x800, 0x4000, 1
 _MODE, _DEVICE, _STATX_BYTES = struct.Struct("28xH"), struct.Struct("128xII"), 256

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from healthcheck.model import ProbeError, Shortage
+from gpu_healthcheck.healthcheck.model import ProbeError, Shortage
 
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors for a lack of file descriptors, of this process or of the machine, or of kernel memory."""

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.opening import refuse_shortage
-from healthcheck.model import Shortage
+from gpu_healthcheck.healthcheck.host.opening import refuse_shortage
+from gpu_healthcheck.healthcheck.model import Shortage
 
 _MOST_ROUNDS = 16
 """Rounds of killing: a process may start another one before it is killed."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.host import node_file
 
 
 def stop_at_signals() -> threading.Event:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import Struct, convert, field, to_builtins
 
-from healthcheck.memory.findings import FirstObservation, Key, Memory, ProcessHit, distinct
-from healthcheck.memory.rows import (
+from gpu_healthcheck.healthcheck.memory.findings import FirstObservation, Key, Memory, ProcessHit, distinct
+from gpu_healthcheck.healthcheck.memory.rows import (
     AcknowledgementRow,
     FindingRow,
     ReleaseRow,
@@ -17,10 +17,10 @@ from healthcheck.memory.rows import (
     release_row,
     whole_row,
 )
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition, RdmaPort
-from healthcheck.text import strict_json
-from healthcheck.text.boundary import as_json, position, read_row
-from healthcheck.text.moments import exact, moment
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, GpuPosition, RdmaPort
+from gpu_healthcheck.healthcheck.text import strict_json
+from gpu_healthcheck.healthcheck.text.boundary import as_json, position, read_row
+from gpu_healthcheck.healthcheck.text.moments import exact, moment
 
 SCHEMA = 2
 LONGEST = 4 << 20

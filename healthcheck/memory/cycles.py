@@ -12,9 +12,15 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.catalog.severities import ESCALATED
-from healthcheck.memory.exits import ended_by_reset, escalated, every_gpu_initialised, expired, gpus_answered
-from healthcheck.memory.findings import (
+from gpu_healthcheck.healthcheck.catalog.severities import ESCALATED
+from gpu_healthcheck.healthcheck.memory.exits import (
+    ended_by_reset,
+    escalated,
+    every_gpu_initialised,
+    expired,
+    gpus_answered,
+)
+from gpu_healthcheck.healthcheck.memory.findings import (
     MOST_GPUS,
     ActiveFinding,
     Key,
@@ -24,13 +30,13 @@ from healthcheck.memory.findings import (
     gpu_identity,
     worst_first,
 )
-from healthcheck.memory.rdma_ports import after_ports, settled
-from healthcheck.memory.reason_names import GPU_UNBOUND
-from healthcheck.model import Evidence, Finding, Nature, Now, Outcome
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition
-from healthcheck.probes import pci
-from healthcheck.probes.efa import infiniband
-from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
+from gpu_healthcheck.healthcheck.memory.rdma_ports import after_ports, settled
+from gpu_healthcheck.healthcheck.memory.reason_names import GPU_UNBOUND
+from gpu_healthcheck.healthcheck.model import Evidence, Finding, Nature, Now, Outcome
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, GpuPosition
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.efa import infiniband
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 
 CYCLES_TO_CONFIRM = 4
 """Check cycles that must observe a finding that can flicker before it counts (docs/rules.md 3)."""

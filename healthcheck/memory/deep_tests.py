@@ -11,11 +11,19 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.memory.exit_table import REBOOT
-from healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
-from healthcheck.memory.findings import ActiveFinding, Key, Memory, differs, gpu_address, located, worst_first
-from healthcheck.memory.reason_names import DEEP_CHECKS, LEVEL_2, SLOW
-from healthcheck.model import Finding, Nature, Now, Outcome, Passed
+from gpu_healthcheck.healthcheck.memory.exit_table import REBOOT
+from gpu_healthcheck.healthcheck.memory.exits import ended_by_reset, escalated, is_acknowledged, retested
+from gpu_healthcheck.healthcheck.memory.findings import (
+    ActiveFinding,
+    Key,
+    Memory,
+    differs,
+    gpu_address,
+    located,
+    worst_first,
+)
+from gpu_healthcheck.healthcheck.memory.reason_names import DEEP_CHECKS, LEVEL_2, SLOW
+from gpu_healthcheck.healthcheck.model import Finding, Nature, Now, Outcome, Passed
 
 
 class DeepFinding(Struct, frozen=True):

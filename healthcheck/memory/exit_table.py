@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from healthcheck.catalog.policy import RELOADED
-from healthcheck.memory.findings import ActiveFinding, gpu_address
-from healthcheck.memory.reason_names import (
+from gpu_healthcheck.healthcheck.catalog.policy import RELOADED
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, gpu_address
+from gpu_healthcheck.healthcheck.memory.reason_names import (
     DRIVER_LOAD,
     LEVEL_2,
     LIBRARY_MISMATCH,
@@ -20,8 +20,8 @@ from healthcheck.memory.reason_names import (
     SLOW,
     SLOWER_THAN_SIBLINGS,
 )
-from healthcheck.model import Nature, Severity
-from healthcheck.model.node_facts import ONCE_HAD
+from gpu_healthcheck.healthcheck.model import Nature, Severity
+from gpu_healthcheck.healthcheck.model.node_facts import ONCE_HAD
 
 RECOVERY_XID = "Xid154"
 SMOOTHING_OFF = "Xid163"

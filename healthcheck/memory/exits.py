@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from healthcheck.catalog.severities import ESCALATED
-from healthcheck.memory.exit_table import (
+from gpu_healthcheck.healthcheck.catalog.severities import ESCALATED
+from gpu_healthcheck.healthcheck.memory.exit_table import (
     ALL_RESET,
     DRIVER_LOADED,
     INSTANCE_GONE,
@@ -29,7 +29,7 @@ from healthcheck.memory.exit_table import (
     RESET,
     TIME,
 )
-from healthcheck.memory.findings import (
+from gpu_healthcheck.healthcheck.memory.findings import (
     MOST_GPUS,
     Acknowledgement,
     ActiveFinding,
@@ -45,12 +45,12 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
-from healthcheck.memory.moves import relocated
-from healthcheck.memory.rdma_ports import accepted, rebooted
-from healthcheck.memory.reason_names import RDMA, REMAP_FAILED, REMAP_PENDING
-from healthcheck.model import Finding, Nature, Now, Passed, Severity
-from healthcheck.model.node_facts import ONCE_HAD, SAME_LOAD_SECONDS, EarlierHardware
-from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
+from gpu_healthcheck.healthcheck.memory.moves import relocated
+from gpu_healthcheck.healthcheck.memory.rdma_ports import accepted, rebooted
+from gpu_healthcheck.healthcheck.memory.reason_names import RDMA, REMAP_FAILED, REMAP_PENDING
+from gpu_healthcheck.healthcheck.model import Finding, Nature, Now, Passed, Severity
+from gpu_healthcheck.healthcheck.model.node_facts import ONCE_HAD, SAME_LOAD_SECONDS, EarlierHardware
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 
 _REMAP_FAILURE = "Xid64"
 REMAP_XIDS = frozenset({"Xid63", _REMAP_FAILURE})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from healthcheck.host import node_file
-from healthcheck.host.opening import refuse_shortage
-from healthcheck.memory import content
-from healthcheck.memory.findings import Acknowledgement, Memory
+from gpu_healthcheck.healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.host.opening import refuse_shortage
+from gpu_healthcheck.healthcheck.memory import content
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Memory
 
 
 class MemoryFileError(Exception):

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from msgspec import Struct, field
 
-from healthcheck.model import Finding, Nature, Now, Printable
-from healthcheck.model.node_facts import EarlierHardware
-from healthcheck.probes.pci import normalise_address
+from gpu_healthcheck.healthcheck.model import Finding, Nature, Now, Printable
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware
+from gpu_healthcheck.healthcheck.probes.pci import normalise_address
 
 K = TypeVar("K")
 V = TypeVar("V")

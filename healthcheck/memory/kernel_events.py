@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from healthcheck.catalog.policy import MOST_COUNTED, OVERRIDDEN
-from healthcheck.catalog.severities import at_threshold, is_reached
-from healthcheck.catalog.xid import NONE
-from healthcheck.memory.exit_table import DEVICE_RECOVERED, RECOVERY_XID, SMOOTHING_OFF
-from healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
-from healthcheck.memory.findings import (
+from gpu_healthcheck.healthcheck.catalog.policy import MOST_COUNTED, OVERRIDDEN
+from gpu_healthcheck.healthcheck.catalog.severities import at_threshold, is_reached
+from gpu_healthcheck.healthcheck.catalog.xid import NONE
+from gpu_healthcheck.healthcheck.memory.exit_table import DEVICE_RECOVERED, RECOVERY_XID, SMOOTHING_OFF
+from gpu_healthcheck.healthcheck.memory.exits import driver_loaded, escalated, is_acknowledged, recovered
+from gpu_healthcheck.healthcheck.memory.findings import (
     MOST_GPUS,
     ActiveFinding,
     CountedProcess,
@@ -28,8 +28,8 @@ from healthcheck.memory.findings import (
     with_newest,
     worst_first,
 )
-from healthcheck.memory.rdma_ports import with_link
-from healthcheck.memory.reason_names import (
+from gpu_healthcheck.healthcheck.memory.rdma_ports import with_link
+from gpu_healthcheck.healthcheck.memory.reason_names import (
     DRIVER_MESSAGES,
     FELL_OFF_BUS,
     INIT_FAILED,
@@ -45,8 +45,8 @@ from healthcheck.memory.reason_names import (
     PCIE_FATAL,
     PCIE_RECOVERED,
 )
-from healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity
-from healthcheck.text.moments import ago
+from gpu_healthcheck.healthcheck.model import Finding, KernelEvent, Nature, Now, Outcome, Severity
+from gpu_healthcheck.healthcheck.text.moments import ago
 
 WINDOW_SECONDS = 60.0
 """Events of one GPU this close in kernel time are judged together (docs/rules.md 17)."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from healthcheck.memory.findings import ActiveFinding, Key, Memory, differs, gpu_address, worst_first
-from healthcheck.model import Nature
-from healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Key, Memory, differs, gpu_address, worst_first
+from gpu_healthcheck.healthcheck.model import Nature
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
 
 
 def relocated(memory: Memory, answering: Mapping[str, Gpu]) -> Memory:

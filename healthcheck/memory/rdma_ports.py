@@ -6,11 +6,17 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from healthcheck.memory.findings import ActiveFinding, Memory, worst_first
-from healthcheck.memory.reason_names import MLX5_UNRECOVERABLE, NOT_COUNTED_YET, RDMA, RDMA_RATE_LOW
-from healthcheck.model import Evidence, Finding, Severity
-from healthcheck.model.node_facts import LINK, OUTAGE_WINDOW_SECONDS, SHORTEST_OUTAGE_SECONDS, SPEED, RdmaPort
-from healthcheck.probes.mlx5 import MLX5, Mlx5Device
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Memory, worst_first
+from gpu_healthcheck.healthcheck.memory.reason_names import MLX5_UNRECOVERABLE, NOT_COUNTED_YET, RDMA, RDMA_RATE_LOW
+from gpu_healthcheck.healthcheck.model import Evidence, Finding, Severity
+from gpu_healthcheck.healthcheck.model.node_facts import (
+    LINK,
+    OUTAGE_WINDOW_SECONDS,
+    SHORTEST_OUTAGE_SECONDS,
+    SPEED,
+    RdmaPort,
+)
+from gpu_healthcheck.healthcheck.probes.mlx5 import MLX5, Mlx5Device
 
 Ports = Mapping[str, RdmaPort]
 MOST_PORTS = 64

@@ -10,12 +10,18 @@ from typing import Annotated
 from msgspec import Meta, convert
 from msgspec.structs import replace
 
-from healthcheck.catalog.policy import MOST_COUNTED
-from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.findings import Acknowledgement, ActiveFinding, CountedProcess, Release, distinct
-from healthcheck.model import Finding, Nature, Severity
-from healthcheck.text.boundary import NULL, JsonObject
-from healthcheck.text.moments import held
+from gpu_healthcheck.healthcheck.catalog.policy import MOST_COUNTED
+from gpu_healthcheck.healthcheck.memory.exit_table import exit_words
+from gpu_healthcheck.healthcheck.memory.findings import (
+    Acknowledgement,
+    ActiveFinding,
+    CountedProcess,
+    Release,
+    distinct,
+)
+from gpu_healthcheck.healthcheck.model import Finding, Nature, Severity
+from gpu_healthcheck.healthcheck.text.boundary import NULL, JsonObject
+from gpu_healthcheck.healthcheck.text.moments import held
 
 _LONGEST_WORD = 200
 Seconds = Annotated[float, Meta(ge=-1e13, le=1e13)]

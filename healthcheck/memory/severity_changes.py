@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.severities import at_threshold, is_reached, with_overrides
-from healthcheck.memory.findings import ActiveFinding, Memory, worst_first
-from healthcheck.model import Finding
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.severities import at_threshold, is_reached, with_overrides
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Memory, worst_first
+from gpu_healthcheck.healthcheck.model import Finding
 
 
 def in_force(memory: Memory, policy: Policy) -> Memory:

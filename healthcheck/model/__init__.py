@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
     from datetime import datetime

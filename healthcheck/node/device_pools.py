@@ -12,10 +12,10 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
-from healthcheck.node.devices import DRIVER, AllocatedDevices, Device
-from healthcheck.node.state import KEEPS_AWAY
-from healthcheck.probes.pci import normalise_address
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.node.devices import DRIVER, AllocatedDevices, Device
+from gpu_healthcheck.healthcheck.node.state import KEEPS_AWAY
+from gpu_healthcheck.healthcheck.probes.pci import normalise_address
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _ADDRESSES = ("resource.kubernetes.io/pciBusID", "pciBusID", "pcieBusID")
 """Names of the address attribute: Kubernetes' name (package deviceattribute; since driver 25.12), and earlier names."""

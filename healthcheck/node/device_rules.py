@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from healthcheck.model import Severity
-from healthcheck.node.devices import DRIVER
-from healthcheck.node.state import UNHEALTHY
-from healthcheck.text.moments import EARLIEST, moment_or_none
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.node.devices import DRIVER
+from gpu_healthcheck.healthcheck.node.state import UNHEALTHY
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, moment_or_none
 
 TIERS = frozenset(one.name for one in Severity if one is not Severity.PASS)
 EVICTING_TIERS = frozenset({Severity.REBOOT.name, Severity.ISOLATE.name})

@@ -15,11 +15,11 @@ from typing import Annotated, Any
 
 from msgspec.structs import replace
 
-from healthcheck.node.state import EVICT, NodeState
-from healthcheck.text import strict_json
-from healthcheck.text.boundary import JsonObject, as_json, attempt, listed, read_row
-from healthcheck.text.moments import exact
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.node.state import EVICT, NodeState
+from gpu_healthcheck.healthcheck.text import strict_json
+from gpu_healthcheck.healthcheck.text.boundary import JsonObject, as_json, attempt, listed, read_row
+from gpu_healthcheck.healthcheck.text.moments import exact
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 MOST_PODS = 64
 """Most pods of one annotation: the others follow when these are gone."""

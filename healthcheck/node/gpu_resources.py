@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.text.moments import moment_or_none
+from gpu_healthcheck.healthcheck.text.moments import moment_or_none
 
 _WHOLE = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 _MIG = "nvidia.com/mig-"

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from healthcheck.node.state import DEVICE_CORDON, NodeState
-from healthcheck.text import strict_json
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.node.state import DEVICE_CORDON, NodeState
+from gpu_healthcheck.healthcheck.text import strict_json
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 CARDS, CORDON = "hami.io/node-nvidia-register", "hami.io/device-cordon"
 WEBHOOK = "vgpu.hami.io"

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LONGEST = 500
 

@@ -12,11 +12,11 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.model import PREFIX
-from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.node.devices import AllocatedDevices, NodeDevices
-from healthcheck.text.moments import EARLIEST, moment_or_none
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.model.node_facts import PodRuntimeClass
+from gpu_healthcheck.healthcheck.node.devices import AllocatedDevices, NodeDevices
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, moment_or_none
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 STATUS, SEVERITY, LAST_CHECK = (f"{PREFIX}/{key}" for key in ("status", "severity", "last-check"))
 RESULTS, SWEEP_RESULT, QUARANTINE_RESULT, RESET_RESULT, RELEASE = (

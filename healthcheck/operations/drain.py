@@ -18,12 +18,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.deep.claim import RunKind, claim_on
-from healthcheck.node.gpu_resources import gpu_pod
-from healthcheck.node.state import CORDONED_BY, FIELD_MANAGER, NodeState
-from healthcheck.operations.pod_removal import Fate, RemovalEffect
-from healthcheck.text.moments import timestamp
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.deep.claim import RunKind, claim_on
+from gpu_healthcheck.healthcheck.node.gpu_resources import gpu_pod
+from gpu_healthcheck.healthcheck.node.state import CORDONED_BY, FIELD_MANAGER, NodeState
+from gpu_healthcheck.healthcheck.operations.pod_removal import Fate, RemovalEffect
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _LONGEST = 320
 

@@ -16,14 +16,14 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.deep.attempts import Attempt, Tried, last_attempt, run_on
-from healthcheck.deep.reset_plan import known_failure
-from healthcheck.memory.reason_names import OF_THE_NETWORK
-from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Severity
-from healthcheck.node.hami import CARDS, CORDON, UUID, cordoned
-from healthcheck.node.state import CORDONED_BY, QUARANTINE_RESULT, NodeState
-from healthcheck.operations.drain import cordoned_by
+from gpu_healthcheck.healthcheck.deep.attempts import Attempt, Tried, last_attempt, run_on
+from gpu_healthcheck.healthcheck.deep.reset_plan import known_failure
+from gpu_healthcheck.healthcheck.memory.reason_names import OF_THE_NETWORK
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.node.hami import CARDS, CORDON, UUID, cordoned
+from gpu_healthcheck.healthcheck.node.state import CORDONED_BY, QUARANTINE_RESULT, NodeState
+from gpu_healthcheck.healthcheck.operations.drain import cordoned_by
 
 _HYPERPOD_HEALTH = "sagemaker.amazonaws.com/node-health-status"
 _HYPERPOD, _KARPENTER, _NODE_GROUP = "sagemaker.amazonaws.com/", "karpenter.sh/nodepool", "eks.amazonaws.com/nodegroup"

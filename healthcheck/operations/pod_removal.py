@@ -15,9 +15,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from healthcheck.model import counted
-from healthcheck.text.boundary import attempt, text_or_number, valid, whole
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.model import counted
+from gpu_healthcheck.healthcheck.text.boundary import attempt, text_or_number, valid, whole
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 JOB, JOB_SET, PYTORCH_JOB, MPI_JOB = "Job", "JobSet", "PyTorchJob", "MPIJob"
 WITH_RETRIES = (JOB, JOB_SET, PYTORCH_JOB, MPI_JOB)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from healthcheck.deep.job import COMPONENT_LABEL, TESTED_NODE, TemplateError, short_name
-from healthcheck.text.moments import moment
+from gpu_healthcheck.healthcheck.deep.job import COMPONENT_LABEL, TESTED_NODE, TemplateError, short_name
+from gpu_healthcheck.healthcheck.text.moments import moment
 
 COMPONENT = "probe"
 LABELS = {"app.kubernetes.io/name": "gpu-healthcheck", COMPONENT_LABEL: COMPONENT}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.deep import job
-from healthcheck.deep.job import SHOWN, JobName, job_on
-from healthcheck.model import PREFIX
-from healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.deep import job
+from gpu_healthcheck.healthcheck.deep.job import SHOWN, JobName, job_on
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.node.state import NodeState
 
 CRON_JOB = "gpu-healthcheck-quarantine-node"
 """Name of the CronJob that is its template."""

@@ -6,16 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from healthcheck.deep import job
-from healthcheck.deep.claim import RunKind, claim_on
-from healthcheck.deep.job import MADE_BY_LABEL, JobName, job_on, pod_of
-from healthcheck.deep.reset_command import OPERANDS, operands_before, switched_off
-from healthcheck.deep.reset_plan import boot_name, gpu_name, may_have_begun, reset_targets, why_not_reset
-from healthcheck.model import Severity
-from healthcheck.node.state import RESET_RESULT, RESULTS, SEVERITY, NodeState
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord, RunRecord
+from gpu_healthcheck.healthcheck.deep import job
+from gpu_healthcheck.healthcheck.deep.claim import RunKind, claim_on
+from gpu_healthcheck.healthcheck.deep.job import MADE_BY_LABEL, JobName, job_on, pod_of
+from gpu_healthcheck.healthcheck.deep.reset_command import OPERANDS, operands_before, switched_off
+from gpu_healthcheck.healthcheck.deep.reset_plan import (
+    boot_name,
+    gpu_name,
+    may_have_begun,
+    reset_targets,
+    why_not_reset,
+)
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.node.state import RESET_RESULT, RESULTS, SEVERITY, NodeState
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord, RunRecord
 
 CRON_JOB = "gpu-healthcheck-reset-node"
 """Name of the CronJob that is its template."""

@@ -12,12 +12,20 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.deep.reset_command import switched_off
-from healthcheck.model import PREFIX
-from healthcheck.node.hami import cordon_change, our_cordons
-from healthcheck.node.state import ENABLED, MAINTENANCE, MOST_FIELD_MANAGERS, SEVERITY, STARTUP, UNHEALTHY, NodeState
-from healthcheck.operations.drain import cordoned_by
-from healthcheck.verdict.taint_decision import says_devices
+from gpu_healthcheck.healthcheck.deep.reset_command import switched_off
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.node.hami import cordon_change, our_cordons
+from gpu_healthcheck.healthcheck.node.state import (
+    ENABLED,
+    MAINTENANCE,
+    MOST_FIELD_MANAGERS,
+    SEVERITY,
+    STARTUP,
+    UNHEALTHY,
+    NodeState,
+)
+from gpu_healthcheck.healthcheck.operations.drain import cordoned_by
+from gpu_healthcheck.healthcheck.verdict.taint_decision import says_devices
 
 SELECTOR = "app.kubernetes.io/name=gpu-healthcheck"
 """Selector of all objects of the manifests, and of their Jobs and pods."""

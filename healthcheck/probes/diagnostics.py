@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from healthcheck.probes.container_runtime import processes
-from healthcheck.probes.container_runtime.origins import Origin
-from healthcheck.probes.dcgm.engine import is_operators
-from healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes
+from gpu_healthcheck.healthcheck.probes.container_runtime.origins import Origin
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import is_operators
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
 
 NAMES = frozenset({"nvvs", "dcgmi", "nv-hostengine", "nvbandwidth"})
 """DCGM's programs: the runner of tests, its two starters (dcgmi and the hostengine), and a test that is a program.

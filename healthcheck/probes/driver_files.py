@@ -15,10 +15,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.host_files import below
-from healthcheck.host.opening import entries_of, is_folder, is_gone, read, want_folder
-from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.nvml.driver import driver_version
+from gpu_healthcheck.healthcheck.host.host_files import below
+from gpu_healthcheck.healthcheck.host.opening import entries_of, is_folder, is_gone, read, want_folder
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError
+from gpu_healthcheck.healthcheck.probes.nvml.driver import driver_version
 
 NVIDIA_MAJOR = 195
 """Major number of nvidia0 and following, nvidiactl and nvidia-modeset (Linux, admin-guide/devices.txt)."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.opening import is_absent, is_folder, is_there, names_there, read, want_folder
-from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.services import enabled_of
+from gpu_healthcheck.healthcheck.host.opening import is_absent, is_folder, is_there, names_there, read, want_folder
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError
+from gpu_healthcheck.healthcheck.probes.services import enabled_of
 
 MODULE = "gdrdrv"
 _UNITS = ("gdrcopy.service", "gdrdrv.service")

@@ -12,10 +12,17 @@ from types import MappingProxyType
 
 from msgspec import Struct, field
 
-from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.nvml.gpus import SNAPSHOT_SECONDS, SUCCESS, DriverReading, Gpu, Gpus, ThrottledTime
-from healthcheck.probes.pod_resources import DRA_DRIVER, PodDevices, is_gpu, read_pod_resources
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import (
+    SNAPSHOT_SECONDS,
+    SUCCESS,
+    DriverReading,
+    Gpu,
+    Gpus,
+    ThrottledTime,
+)
+from gpu_healthcheck.healthcheck.probes.pod_resources import DRA_DRIVER, PodDevices, is_gpu, read_pod_resources
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _WHOLE = re.compile(r"(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::[0-9]+)?\Z", re.ASCII)
 """Device of NVIDIA's device plugin: a GPU by UUID, or a time-sliced or MPS share of it (`::N`)."""

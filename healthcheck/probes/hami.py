@@ -17,15 +17,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host import host_files
-from healthcheck.host.clock import now
-from healthcheck.host.opening import entries_of, is_gone
-from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes.container_runtime import processes
-from healthcheck.probes.container_runtime.processes import DEVICE_PLUGIN, KUBELET, VGPU_MONITOR, Process
-from healthcheck.probes.kubelet_pods import KUBELETS
-from healthcheck.probes.services import PROCESSES_HIDDEN
-from healthcheck.text.durations import duration
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.clock import now
+from gpu_healthcheck.healthcheck.host.opening import entries_of, is_gone
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import DEVICE_PLUGIN, KUBELET, VGPU_MONITOR, Process
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import KUBELETS
+from gpu_healthcheck.healthcheck.probes.services import PROCESSES_HIDDEN
+from gpu_healthcheck.healthcheck.text.durations import duration
 
 LIBRARY, PRELOAD = "libvgpu.so", "ld.so.preload"
 USUAL_FOLDER = "/usr/local/vgpu"

@@ -11,10 +11,10 @@ from typing import Self
 
 from msgspec import Struct
 
-from healthcheck.host import host_files
-from healthcheck.host.opening import open_file
-from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.opening import open_file
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, UnobservedCause
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 UNREADABLE = UnobservedCause(
     "KernelLogUnreadable",

@@ -12,10 +12,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.host import host_files
-from healthcheck.host.grpc_socket import NodeSocket
-from healthcheck.host.opening import names_in
-from healthcheck.model import PREFIX, ProbeError
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.grpc_socket import NodeSocket
+from gpu_healthcheck.healthcheck.host.opening import names_in
+from gpu_healthcheck.healthcheck.model import PREFIX, ProbeError
 
 KUBELETS = ("/var/lib/kubelet", "/var/lib/k0s/kubelet")
 """Folders of kubelets: the default, to which MicroK8s has a link, and that of k0s."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.opening import read
-from healthcheck.model import Host, Probe, ProbeError
+from gpu_healthcheck.healthcheck.host.opening import read
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError
 
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|[0-9]{1,20}) ", re.MULTILINE)
 """Line with the soft limit, which applies, before the hard limit (proc_pid_limits(5))."""

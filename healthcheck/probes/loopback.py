@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from healthcheck.host.command import ChildError, MissedDeadline, Program, ProgramEnd, StoppedOnRequest
-from healthcheck.host.opening import want_folder
-from healthcheck.model import Shortage, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.host.command import ChildError, MissedDeadline, Program, ProgramEnd, StoppedOnRequest
+from gpu_healthcheck.healthcheck.host.opening import want_folder
+from gpu_healthcheck.healthcheck.model import Shortage, Unobserved, UnobservedCause
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState

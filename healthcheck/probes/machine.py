@@ -5,10 +5,10 @@ from __future__ import annotations
 from http import HTTPStatus
 from pathlib import Path
 
-from healthcheck.host import host_files
-from healthcheck.host.opening import read
-from healthcheck.model import ProbeError
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.opening import read
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _SECONDS = 1.0
 _LONGEST = 128

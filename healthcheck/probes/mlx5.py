@@ -17,11 +17,11 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.host.opening import is_folder, is_gone, names_in, names_there, read, want_folder
-from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
-from healthcheck.probes.efa.infiniband import is_exclusive
-from healthcheck.probes.pci import AMAZON, MELLANOX, MLX5_DRIVER
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host.opening import is_folder, is_gone, names_in, names_there, read, want_folder
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import is_exclusive
+from gpu_healthcheck.healthcheck.probes.pci import AMAZON, MELLANOX, MLX5_DRIVER
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 ETHERNET = "Ethernet"
 PORT_COUNTERS = (
@@ -366,7 +366,7 @@ def _lower(root: Path, netdev: str) -> Iterator[str]:
 
 def _holders(host: Host) -> tuple[str, ...] | None:
     """Return the pods that hold claims or devices other than GPUs; None if the kubelet can't be asked."""
-    from healthcheck.probes.pod_resources import is_gpu, is_kubelet_here, read_pod_resources  # noqa: PLC0415 - rare
+    from gpu_healthcheck.healthcheck.probes.pod_resources import is_gpu, is_kubelet_here, read_pod_resources  # noqa: PLC0415 - rare
 
     try:
         if not is_kubelet_here(host.root):

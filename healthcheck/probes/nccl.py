@@ -11,10 +11,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.command import ChildError, MissedDeadline, Program, ProgramEnd, how_it_ended
-from healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved, UnobservedCause
-from healthcheck.probes.pci import read_functions
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host.command import ChildError, MissedDeadline, Program, ProgramEnd, how_it_ended
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, Shortage, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.pci import read_functions
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 NOT_RUN = UnobservedCause(
     "AllReduceNotRun",

@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.host.opening import is_gone, names_in, read
-from healthcheck.model import Host, Probe, ProbeError
+from gpu_healthcheck.healthcheck.host.opening import is_gone, names_in, read
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError
 
 NVIDIA = 0x10DE
 AMAZON = 0x1D0F

@@ -14,10 +14,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.host import host_files
-from healthcheck.host.grpc_socket import NodeSocket
-from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.grpc_socket import NodeSocket
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 SOCKETS = ("/var/lib/kubelet/pod-resources/kubelet.sock", "/var/lib/k0s/kubelet/pod-resources/kubelet.sock")
 """Sockets in the kubelet's folder. k0s has a different folder; on MicroK8s, the first path is a link."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.clock import now
-from healthcheck.host.opening import names_there, open_file
-from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
-from healthcheck.probes.container_runtime import processes
-from healthcheck.probes.container_runtime.origins import Origin
-from healthcheck.probes.container_runtime.processes import KnownProcesses
+from gpu_healthcheck.healthcheck.host.clock import now
+from gpu_healthcheck.healthcheck.host.opening import names_there, open_file
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes
+from gpu_healthcheck.healthcheck.probes.container_runtime.origins import Origin
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import KnownProcesses
 
 FABRIC_MANAGER, IMEX = processes.FABRIC_MANAGER, processes.IMEX
 _LOGS = ("var/log/fabricmanager.log", "run/nvidia/driver/var/log/fabricmanager.log")

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from msgspec import Meta, Struct, field
 from msgspec.structs import fields, replace
 
-from healthcheck import checks as known_checks
-from healthcheck.catalog.policy import Policy, parse_overrides, parse_thresholds
-from healthcheck.model import Check, Severity
-from healthcheck.node.label_selector import LABEL_KEY
-from healthcheck.node.state import REPAIR_CONDITIONS
-from healthcheck.probes.dcgm.diag import checked_host
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck import checks as known_checks
+from gpu_healthcheck.healthcheck.catalog.policy import Policy, parse_overrides, parse_thresholds
+from gpu_healthcheck.healthcheck.model import Check, Severity
+from gpu_healthcheck.healthcheck.node.label_selector import LABEL_KEY
+from gpu_healthcheck.healthcheck.node.state import REPAIR_CONDITIONS
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import checked_host
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
-    from healthcheck.verdict.taint_decision import Rules
+    from gpu_healthcheck.healthcheck.verdict.taint_decision import Rules
 
 IMDS = "http://169.254.169.254"
 """Default address of EC2's instance metadata service."""
@@ -74,7 +74,7 @@ def _overrides(value: str) -> str:
 
 
 def _node_overrides(value: str) -> str:
-    from healthcheck.settings.node_overrides import parse_lines  # noqa: PLC0415 - it validates by these declarations
+    from gpu_healthcheck.healthcheck.settings.node_overrides import parse_lines  # noqa: PLC0415 - it validates by these declarations
 
     parse_lines(value)
     return value
@@ -337,15 +337,15 @@ class NodeSettings(Struct, frozen=True, kw_only=True, dict=True):
         """Return the values in force on a node with these labels; self if no line of `node-overrides` selects it."""
         if not self.node_overrides:
             return self
-        from healthcheck.settings.node_overrides import parse_lines  # noqa: PLC0415 - it imports this module
+        from gpu_healthcheck.healthcheck.settings.node_overrides import parse_lines  # noqa: PLC0415 - it imports this module
 
         lines = [line.values for line in parse_lines(self.node_overrides) if line.selects(labels)]
         return replace(self, **{name: value for values in lines for name, value in values.items()}) if lines else self
 
     @property
     def rules(self) -> Rules:
-        from healthcheck.verdict.repair_conditions import RepairPolicy  # noqa: PLC0415
-        from healthcheck.verdict.taint_decision import Rules  # noqa: PLC0415
+        from gpu_healthcheck.healthcheck.verdict.repair_conditions import RepairPolicy  # noqa: PLC0415
+        from gpu_healthcheck.healthcheck.verdict.taint_decision import Rules  # noqa: PLC0415
 
         return Rules(
             taint_severity=self.taint_severity,

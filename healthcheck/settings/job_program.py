@@ -11,10 +11,10 @@ from typing import TypeVar
 import structlog
 from msgspec import Struct, field
 
-from healthcheck.host.log import log_as_json
-from healthcheck.host.program import COULD_NOT
-from healthcheck.settings.declaration import Folder, LogLevel, NodeName
-from healthcheck.settings.reading import (
+from gpu_healthcheck.healthcheck.host.log import log_as_json
+from gpu_healthcheck.healthcheck.host.program import COULD_NOT
+from gpu_healthcheck.healthcheck.settings.declaration import Folder, LogLevel, NodeName
+from gpu_healthcheck.healthcheck.settings.reading import (
     Settings,
     SettingsError,
     complain_of_environment,

@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.node.label_selector import Expression, parse_selector
-from healthcheck.settings.declaration import NodeSettings, settings_of, written
-from healthcheck.settings.reading import parse_value
+from gpu_healthcheck.healthcheck.node.label_selector import Expression, parse_selector
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings, settings_of, written
+from gpu_healthcheck.healthcheck.settings.reading import parse_value
 
 PER_NODE = (
     "TAINT_SEVERITY",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import (
+from gpu_healthcheck.healthcheck.catalog.profiles import (
     PROFILES_FILE,
     InstanceProfile,
     ProfileError,
@@ -30,12 +30,18 @@ from healthcheck.catalog.profiles import (
     parse_profiles,
     read_packaged,
 )
-from healthcheck.host.opening import entries_of, is_absent, is_folder, refuse_shortage
-from healthcheck.host.program import USAGE
-from healthcheck.host.streams import complain
-from healthcheck.model import ProbeError, Severity, Shortage
-from healthcheck.settings.declaration import NODE_OVERRIDES, OVERRIDES, NodeSettings, Setting, settings_of
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host.opening import entries_of, is_absent, is_folder, refuse_shortage
+from gpu_healthcheck.healthcheck.host.program import USAGE
+from gpu_healthcheck.healthcheck.host.streams import complain
+from gpu_healthcheck.healthcheck.model import ProbeError, Severity, Shortage
+from gpu_healthcheck.healthcheck.settings.declaration import (
+    NODE_OVERRIDES,
+    OVERRIDES,
+    NodeSettings,
+    Setting,
+    settings_of,
+)
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

@@ -17,8 +17,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from msgspec import Struct
 from msgspec.structs import fields
 
-from healthcheck.text.moments import moment, moment_or_none, timestamp
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.moments import moment, moment_or_none, timestamp
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 S = TypeVar("S", bound=Struct)
 T = TypeVar("T")

@@ -52,7 +52,7 @@ def yaml_object(raw: bytes) -> Table:
     if raw.lstrip().startswith(b"{"):
         with contextlib.suppress(MalformedError):
             return json_object(raw)
-    from healthcheck.text import yaml_reading  # noqa: PLC0415 - most nodes and commands have no YAML
+    from gpu_healthcheck.healthcheck.text import yaml_reading  # noqa: PLC0415 - most nodes and commands have no YAML
 
     result = yaml_reading.read(raw)
     if result is None:

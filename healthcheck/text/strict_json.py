@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 DEEPEST = 64
 """Most nested lists and objects. No record has ten levels. Recursion beyond Python's limit would end a program."""

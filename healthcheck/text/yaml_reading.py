@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from healthcheck.text.documents import MalformedError
+from gpu_healthcheck.healthcheck.text.documents import MalformedError
 
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Safe loader; the C version if PyYAML was built with it."""

@@ -10,11 +10,11 @@ from typing import Annotated
 
 from msgspec import Struct, field
 
-from healthcheck.memory.findings import Acknowledgement, Release
-from healthcheck.memory.rows import AcknowledgementRow, FindingRow, acknowledgement_row
-from healthcheck.model import Nature, Severity, Status
-from healthcheck.model.node_facts import ONCE_HAD
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Release
+from gpu_healthcheck.healthcheck.memory.rows import AcknowledgementRow, FindingRow, acknowledgement_row
+from gpu_healthcheck.healthcheck.model import Nature, Severity, Status
+from gpu_healthcheck.healthcheck.model.node_facts import ONCE_HAD
+from gpu_healthcheck.healthcheck.node.state import (
     FIELD_MANAGER,
     RELEASE,
     RESULTS,
@@ -22,12 +22,12 @@ from healthcheck.node.state import (
     FieldManager,
     NodeState,
 )
-from healthcheck.text.boundary import JsonObject, as_json, only, read_row
-from healthcheck.text.moments import EARLIEST, is_future, moment
-from healthcheck.text.printable import printable
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import DEEP, AgentRecord, Record, RecordError, RunRecord
-from healthcheck.verdict.verdict import worst
+from gpu_healthcheck.healthcheck.text.boundary import JsonObject, as_json, only, read_row
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, is_future, moment
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import DEEP, AgentRecord, Record, RecordError, RunRecord
+from gpu_healthcheck.healthcheck.verdict.verdict import worst
 
 _LONGEST_WORD, _LONGEST_REASON, _LONGEST_TIME = 253, 1024, 40
 _WORSE = (Status.WARN.value, Status.FAIL.value, Status.UNKNOWN.value)

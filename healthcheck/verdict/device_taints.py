@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.memory.findings import gpu_address
-from healthcheck.model import Finding, Severity
-from healthcheck.node import hami
-from healthcheck.node.device_rules import DeviceRule, RuleTaint, is_whole, numbered_names, rule_name
-from healthcheck.node.devices import Device
-from healthcheck.node.state import NodeState
-from healthcheck.probes.pci import normalise_address
-from healthcheck.text.naming import named
-from healthcheck.verdict.taint_decision import AgentView, TaintDecision
-from healthcheck.verdict.verdict import worst
+from gpu_healthcheck.healthcheck.memory.findings import gpu_address
+from gpu_healthcheck.healthcheck.model import Finding, Severity
+from gpu_healthcheck.healthcheck.node import hami
+from gpu_healthcheck.healthcheck.node.device_rules import DeviceRule, RuleTaint, is_whole, numbered_names, rule_name
+from gpu_healthcheck.healthcheck.node.devices import Device
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.probes.pci import normalise_address
+from gpu_healthcheck.healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.verdict.taint_decision import AgentView, TaintDecision
+from gpu_healthcheck.healthcheck.verdict.verdict import worst
 
 _LONGEST_NAME = 253
 _MOST_NAMED = 4

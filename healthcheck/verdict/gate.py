@@ -13,11 +13,11 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from healthcheck.memory.findings import ActiveFinding
-from healthcheck.model import Severity, counted
-from healthcheck.node.state import TAINT
-from healthcheck.probes.kubelet_pods import Toleration
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding
+from gpu_healthcheck.healthcheck.model import Severity, counted
+from gpu_healthcheck.healthcheck.node.state import TAINT
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import Toleration
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 EVENT = "GateRefused"
 _REFUSED = re.compile(r"the gate refused (\d{1,6}) pods? \(([A-Za-z0-9-]{1,64})\)", re.ASCII)

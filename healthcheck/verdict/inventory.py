@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from msgspec.structs import replace
 
-from healthcheck.text.boundary import JsonObject, as_json, listed, read_row, text, valid
+from gpu_healthcheck.healthcheck.text.boundary import JsonObject, as_json, listed, read_row, text, valid
 
 LONGEST = 1024
 _MOST_HANDLERS, _MOST_FILES, _MOST_DEVICES = 8, 2, 8

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 
-from healthcheck.model import Evidence
-from healthcheck.probes import pci
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, Handler
-from healthcheck.probes.dcgm.engine import NO_ENGINE, Engine
-from healthcheck.probes.driver_files import DEVICE_FILES, DeviceFiles
-from healthcheck.probes.nvml.gpus import NVML, SUCCESS, Gpus
-from healthcheck.verdict.inventory import DcgmRow, DeviceFilesRow, Inventory, RuntimeRow, ToolkitRow, within_limit
+from gpu_healthcheck.healthcheck.model import Evidence
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import ContainerRuntime, Handler
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import NO_ENGINE, Engine
+from gpu_healthcheck.healthcheck.probes.driver_files import DEVICE_FILES, DeviceFiles
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, SUCCESS, Gpus
+from gpu_healthcheck.healthcheck.verdict.inventory import (
+    DcgmRow,
+    DeviceFilesRow,
+    Inventory,
+    RuntimeRow,
+    ToolkitRow,
+    within_limit,
+)
 
 _GPU_FILE = re.compile(r"nvidia\d{1,5}\Z", re.ASCII)
 

@@ -6,18 +6,18 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from healthcheck import checks
-from healthcheck.catalog.plain_words import plain_words
-from healthcheck.memory.findings import Release
-from healthcheck.memory.reason_names import STOPS_PODS
-from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Printable, Severity, Status
-from healthcheck.node.state import DEEP_CHECK, STATUS, NodeState, is_tested
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.acknowledgement import UNEXPLAINED
-from healthcheck.verdict.budget import SlotGrant
-from healthcheck.verdict.record import AgentRecord
-from healthcheck.verdict.verdict import Verdict
+from gpu_healthcheck.healthcheck import checks
+from gpu_healthcheck.healthcheck.catalog.plain_words import plain_words
+from gpu_healthcheck.healthcheck.memory.findings import Release
+from gpu_healthcheck.healthcheck.memory.reason_names import STOPS_PODS
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow
+from gpu_healthcheck.healthcheck.model import Printable, Severity, Status
+from gpu_healthcheck.healthcheck.node.state import DEEP_CHECK, STATUS, NodeState, is_tested
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import UNEXPLAINED
+from gpu_healthcheck.healthcheck.verdict.budget import SlotGrant
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict
 
 _LONGEST_MESSAGE = 1024
 _STOPPED = "GPU pods can't start. "

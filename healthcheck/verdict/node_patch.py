@@ -13,10 +13,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from healthcheck.memory.findings import gpu_address
-from healthcheck.model import Severity, Status
-from healthcheck.node import hami
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.memory.findings import gpu_address
+from gpu_healthcheck.healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.node import hami
+from gpu_healthcheck.healthcheck.node.state import (
     CONDITION,
     LAST_CHECK,
     RELEASE,
@@ -28,11 +28,11 @@ from healthcheck.node.state import (
     NodeState,
     is_our_taint,
 )
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import undescribed_records
-from healthcheck.verdict.budget import HELD, SlotGrant
-from healthcheck.verdict.node_events import (
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import undescribed_records
+from gpu_healthcheck.healthcheck.verdict.budget import HELD, SlotGrant
+from gpu_healthcheck.healthcheck.verdict.node_events import (
     CONDITION_STATUS,
     NodeEvent,
     headline,
@@ -41,10 +41,10 @@ from healthcheck.verdict.node_events import (
     transition,
     withheld,
 )
-from healthcheck.verdict.record import AgentRecord
-from healthcheck.verdict.repair_conditions import NO_REPAIR, NodeSummary, RepairChange, plan_repair
-from healthcheck.verdict.taint_decision import DEVICES, SET, AgentView, Rules, TaintDecision
-from healthcheck.verdict.verdict import Verdict
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord
+from gpu_healthcheck.healthcheck.verdict.repair_conditions import NO_REPAIR, NodeSummary, RepairChange, plan_repair
+from gpu_healthcheck.healthcheck.verdict.taint_decision import DEVICES, SET, AgentView, Rules, TaintDecision
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict
 
 _RECOUNT_SECONDS = 30.0
 """Shortest interval between two writes of the Node that only update the count of a repeated fault."""

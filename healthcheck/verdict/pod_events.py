@@ -9,15 +9,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
-from healthcheck.catalog.policy import step_for
-from healthcheck.catalog.xid import xid_table
-from healthcheck.checks.listed import CHECKS, DEEP_CHECKS
-from healthcheck.memory.findings import ActiveFinding
-from healthcheck.model import Severity
-from healthcheck.node.state import GPU_UNHEALTHY
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.gate import is_on
-from healthcheck.verdict.node_events import InvolvedPod, NodeEvent, cut, event_name
+from gpu_healthcheck.healthcheck.catalog.policy import step_for
+from gpu_healthcheck.healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.healthcheck.checks.listed import CHECKS, DEEP_CHECKS
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.node.state import GPU_UNHEALTHY
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.gate import is_on
+from gpu_healthcheck.healthcheck.verdict.node_events import InvolvedPod, NodeEvent, cut, event_name
 
 LEAST = Severity.RESET
 """Least severity that is reported to pods: below it, the GPU still works."""

@@ -15,17 +15,27 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-import healthcheck
-from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory
-from healthcheck.memory.rows import FindingRow, ReleaseRow, finding_row, short_release_row
-from healthcheck.model import Nature, Severity, Status
-from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, SWEEP_RESULT, NodeState
-from healthcheck.text import strict_json
-from healthcheck.text.boundary import NULL, JsonObject, as_json, attempt, listed, message, only, read_row, table
-from healthcheck.text.moments import EARLIEST, held, moment_or_none, timestamp
-from healthcheck.verdict.inventory import Inventory
-from healthcheck.verdict.verdict import Verdict
-from healthcheck.verdict.work import WorkRow, read_work
+from gpu_healthcheck import healthcheck
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow, ReleaseRow, finding_row, short_release_row
+from gpu_healthcheck.healthcheck.model import Nature, Severity, Status
+from gpu_healthcheck.healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, SWEEP_RESULT, NodeState
+from gpu_healthcheck.healthcheck.text import strict_json
+from gpu_healthcheck.healthcheck.text.boundary import (
+    NULL,
+    JsonObject,
+    as_json,
+    attempt,
+    listed,
+    message,
+    only,
+    read_row,
+    table,
+)
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST, held, moment_or_none, timestamp
+from gpu_healthcheck.healthcheck.verdict.inventory import Inventory
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict
+from gpu_healthcheck.healthcheck.verdict.work import WorkRow, read_work
 
 SCHEMA = 1
 LONGEST = 16 * 1024

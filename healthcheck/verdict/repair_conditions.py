@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.catalog.eks_reasons import eks_reason
-from healthcheck.model import Severity, Status
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.catalog.eks_reasons import eks_reason
+from gpu_healthcheck.healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.node.state import (
     FIELD_MANAGER,
     HARDWARE_READY,
     OUR_WORD,
@@ -24,8 +24,8 @@ from healthcheck.node.state import (
     is_our_condition,
     removed_condition,
 )
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.node_events import NodeEvent, cut, event_name
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.node_events import NodeEvent, cut, event_name
 
 _WITHHELD = "RepairWithheld"
 

@@ -11,17 +11,17 @@ from datetime import datetime
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.checks.gpu_count import CHECK as GPU_COUNT
-from healthcheck.memory.findings import Memory, gpu_address
-from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Severity, Status
-from healthcheck.node.state import RESULTS, NodeState, is_tested
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import other_severities, read_release
-from healthcheck.verdict.budget import SlotGrant
-from healthcheck.verdict.record import MOST_KEPT, AgentRecord, Identity
-from healthcheck.verdict.repair_conditions import RepairPolicy
-from healthcheck.verdict.verdict import Verdict, merge, worst
+from gpu_healthcheck.healthcheck.checks.gpu_count import CHECK as GPU_COUNT
+from gpu_healthcheck.healthcheck.memory.findings import Memory, gpu_address
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow
+from gpu_healthcheck.healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.node.state import RESULTS, NodeState, is_tested
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import other_severities, read_release
+from gpu_healthcheck.healthcheck.verdict.budget import SlotGrant
+from gpu_healthcheck.healthcheck.verdict.record import MOST_KEPT, AgentRecord, Identity
+from gpu_healthcheck.healthcheck.verdict.repair_conditions import RepairPolicy
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, merge, worst
 
 SET, WITHHELD, DEVICES = "set", "withheld", "devices"
 """Values of the record's `taint`; with `devices`, GPUs carry the taint, or a cordon, instead of the Node."""

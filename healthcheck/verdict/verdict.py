@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.model import Outcome, Severity, Status, Unobserved
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Memory
+from gpu_healthcheck.healthcheck.model import Outcome, Severity, Status, Unobserved
 
 
 class GroupVerdict(Struct, frozen=True):

@@ -10,7 +10,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Annotated
 
-from healthcheck.text.boundary import JsonObject, attempt, read_row, table, text
+from gpu_healthcheck.healthcheck.text.boundary import JsonObject, attempt, read_row, table, text
 
 LONGEST = 1024
 """Longest part of a record, in bytes."""

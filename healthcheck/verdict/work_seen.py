@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.model import Now
-from healthcheck.probes.kubelet_pods import LocalPod
-from healthcheck.probes.nvml.gpus import SUCCESS, DriverReading, Gpu, Gpus, Load
-from healthcheck.verdict.work import LONGEST, POD_DIGITS, Work, WorkRow
+from gpu_healthcheck.healthcheck.model import Now
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import LocalPod
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import SUCCESS, DriverReading, Gpu, Gpus, Load
+from gpu_healthcheck.healthcheck.verdict.work import LONGEST, POD_DIGITS, Work, WorkRow
 
 LEAST_BUSY_PERCENT, MOST_MEMORY_PERCENT, MOST_POWER = 99, 1, 0.25
 """Signature of a kernel that polls: each sample of the GPU and of its memory, and power in parts of the default limit.

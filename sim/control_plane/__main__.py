@@ -6,8 +6,8 @@ import argparse
 import signal
 import sys
 
-from sim.control_plane import ControlPlane, binaries
-from sim.control_plane.build import minor_binaries
+from gpu_healthcheck.sim.control_plane import ControlPlane, binaries
+from gpu_healthcheck.sim.control_plane.build import minor_binaries
 from tools.go_programs.build import ProgramError
 
 

@@ -6,15 +6,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.control_plane.build import ControlPlaneError
-from sim.control_plane.objects import DEVICE_TAINT_RULES, NAMESPACE
+from gpu_healthcheck.sim.cluster_objects import DEVICE_TAINT_RULES, NAMESPACE
+from gpu_healthcheck.sim.control_plane.build import ControlPlaneError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sim.control_plane.plane import ControlPlane
+    from gpu_healthcheck.sim.control_plane.plane import ControlPlane
 
-MANIFESTS = Path(__file__).parents[2] / "kubernetes" / "manifests"
+MANIFESTS = Path(__file__).resolve().parents[2] / "kubernetes" / "manifests"
 DEVICE_TAINTS = MANIFESTS.parent / "overlays" / "device-taints"
 ACTING_SECONDS = 300
 Probe = tuple[str, str, str, dict[str, Any], str]

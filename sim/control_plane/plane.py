@@ -16,10 +16,17 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import urllib3
 
-from sim.control_plane import arguments, objects
-from sim.control_plane.build import ControlPlaneError, binaries, minor_of
-from sim.control_plane.daemon import AfterUs, Daemon
-from sim.control_plane.files import AUDIT_POLICY, free_ports, limited_admission, write_kubeconfig, write_signing_key
+from gpu_healthcheck.sim import cluster_objects
+from gpu_healthcheck.sim.control_plane import arguments
+from gpu_healthcheck.sim.control_plane.build import ControlPlaneError, binaries, minor_of
+from gpu_healthcheck.sim.control_plane.daemon import AfterUs, Daemon
+from gpu_healthcheck.sim.control_plane.files import (
+    AUDIT_POLICY,
+    free_ports,
+    limited_admission,
+    write_kubeconfig,
+    write_signing_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,12 +131,12 @@ class ControlPlane:
     def start_controllers(self) -> None:
         """Start the controller-manager and wait until pods can be created; assets of setup-envtest have none."""
         self._start("kube-controller-manager", arguments.kube_controller_manager(self.folder))
-        self._wait_until_served(objects.DEFAULT_ACCOUNT)
+        self._wait_until_served(cluster_objects.DEFAULT_ACCOUNT)
 
     @property
     def has_device_taints(self) -> bool:
         """Whether the cluster serves DeviceTaintRules: Kubernetes 1.37 or newer."""
-        return self.request("GET", objects.DEVICE_TAINT_RULES).status == http.client.OK
+        return self.request("GET", cluster_objects.DEVICE_TAINT_RULES).status == http.client.OK
 
     @property
     def mutating_policies(self) -> str:
@@ -231,7 +238,7 @@ class ControlPlane:
         provider_id: str | None = None,
     ) -> dict[str, Any]:
         """Create a Ready Node as a kubelet registers it, by default of EC2."""
-        node = objects.node(name, labels or {}, instance_type, datetime.now(UTC), devices or {})
+        node = cluster_objects.node(name, labels or {}, instance_type, datetime.now(UTC), devices or {})
         if provider_id is not None:
             node["spec"]["providerID"] = provider_id
         self._expect("POST", "/api/v1/nodes", node)
@@ -240,8 +247,8 @@ class ControlPlane:
 
     def agent_token(self, node_name: str, *, seconds: int = 3600) -> str:
         """Return a token as the node's kubelet issues it to the agent; it expires when the pod is deleted."""
-        pods = f"/api/v1/namespaces/{objects.NAMESPACE}/pods"
-        pod = objects.agent_pod(node_name)
+        pods = f"/api/v1/namespaces/{cluster_objects.NAMESPACE}/pods"
+        pod = cluster_objects.agent_pod(node_name)
         answer = self.request("POST", pods, pod)
         if answer.status == http.client.CONFLICT:
             answer = self.request("GET", f"{pods}/{pod['metadata']['name']}")
@@ -252,11 +259,11 @@ class ControlPlane:
         """Return a token as the kubelet issues it to this pod."""
         account, namespace = pod["spec"].get("serviceAccountName", "default"), pod["metadata"]["namespace"]
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
-        return str(self._expect("POST", path, objects.token_request(pod, seconds))["status"]["token"])
+        return str(self._expect("POST", path, cluster_objects.token_request(pod, seconds))["status"]["token"])
 
     def account_kubeconfig(self, account: str) -> Path:
         """Write a kubeconfig with a token of our account without a pod."""
-        token = self.kubectl("create", "token", account, f"--namespace={objects.NAMESPACE}").strip()
+        token = self.kubectl("create", "token", account, f"--namespace={cluster_objects.NAMESPACE}").strip()
         path = self.folder / f"account-{account}.kubeconfig"
         return write_kubeconfig(path, url=self.url, ca_file=self.ca_file, token=token)
 

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 
-from sim.real_node import RealNode, RunningNode, images, needs
+from gpu_healthcheck.sim.real_node import RealNode, RunningNode, images, needs
 from tools.go_programs.build import ProgramError
 from tools.go_programs.helm import program as helm
 from tools.release.image import SLIM, TARGETS

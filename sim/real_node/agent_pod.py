@@ -9,13 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.real_node.arguments import CGROUP
-from sim.real_node.waiting import wait_until
+from gpu_healthcheck.sim.real_node.arguments import CGROUP
+from gpu_healthcheck.sim.real_node.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sim.real_node.running import RunningNode
+    from gpu_healthcheck.sim.real_node.running import RunningNode
 
 NAMESPACE = "gpu-healthcheck"
 DAEMONSET = "daemonset/gpu-healthcheck-agent"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from sim.control_plane import arguments as plane
-from sim.node import FABRIC_MANAGER
+from gpu_healthcheck.sim.control_plane import arguments as plane
+from gpu_healthcheck.sim.node import FABRIC_MANAGER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

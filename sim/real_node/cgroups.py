@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from sim.real_node.arguments import CGROUP
-from sim.real_node.waiting import wait_until
+from gpu_healthcheck.sim.real_node.arguments import CGROUP
+from gpu_healthcheck.sim.real_node.waiting import wait_until
 
 _CGROUPS = Path("/sys/fs/cgroup")
 

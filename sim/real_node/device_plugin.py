@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sim.node import SimulatedNode
-from sim.real_device_plugin import SOCKETS, XIDS
-from sim.real_node.images import OURS, REPOSITORY
-from sim.real_node.root import HARDWARE
-from sim.real_node.running import RunningNode
+from gpu_healthcheck.sim.node import SimulatedNode
+from gpu_healthcheck.sim.real_device_plugin import SOCKETS, XIDS
+from gpu_healthcheck.sim.real_node.images import OURS, REPOSITORY
+from gpu_healthcheck.sim.real_node.root import HARDWARE
+from gpu_healthcheck.sim.real_node.running import RunningNode
 
 DEPLOY = "nvidia.com/gpu.deploy.device-plugin"
 """Label by which the GPU operator runs it on a node."""

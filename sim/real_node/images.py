@@ -18,17 +18,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from healthcheck import __version__
-from sim.c_library import find_compiler
-from sim.control_plane.build import ControlPlaneError, cache_folder
-from sim.real_node.needs import codename
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.sim.c_library import find_compiler
+from gpu_healthcheck.sim.control_plane.build import ControlPlaneError, cache_folder
+from gpu_healthcheck.sim.real_node.needs import codename
 from tools.release.check import bases, stages
 from tools.release.image import SLIM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]
 RECIPES = Path(__file__).parent / "recipes"
 CACHE = cache_folder("node").parent
 PAUSE = "registry.k8s.io/pause:3.10"

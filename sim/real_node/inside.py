@@ -13,11 +13,11 @@ import sys
 import traceback
 from pathlib import Path
 
-from sim.control_plane.daemon import Daemon
-from sim.real_node import root
-from sim.real_node.arguments import PLAN, SOCKET, services
-from sim.real_node.images import REPOSITORY
-from sim.real_node.needs import SEARCH_PATH
+from gpu_healthcheck.sim.control_plane.daemon import Daemon
+from gpu_healthcheck.sim.real_node import root
+from gpu_healthcheck.sim.real_node.arguments import PLAN, SOCKET, services
+from gpu_healthcheck.sim.real_node.images import REPOSITORY
+from gpu_healthcheck.sim.real_node.needs import SEARCH_PATH
 
 _LISTEN_SECONDS = 0.2
 _KERNEL = 2

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from sim.c_library import CompilerError, find_compiler
-from sim.control_plane.build import cache_folder
+from gpu_healthcheck.sim.c_library import CompilerError, find_compiler
+from gpu_healthcheck.sim.control_plane.build import cache_folder
 
 PACKAGES = {
     "containerd": "containerd",

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from sim.control_plane.build import node_binaries
-from sim.control_plane.files import AUDIT_POLICY, write_kubeconfig, write_signing_key
-from sim.node import FABRIC_MANAGER, SimulatedNode
-from sim.real_node import arguments, cgroups, images, needs
-from sim.real_node.agent_pod import MANIFESTS
-from sim.real_node.running import HARDWARE, NAME, NEXT_RECORD, READY_SECONDS, RunningNode, is_ours
-from sim.real_node.waiting import RealNodeError, wait_until
+from gpu_healthcheck.sim.control_plane.build import node_binaries
+from gpu_healthcheck.sim.control_plane.files import AUDIT_POLICY, write_kubeconfig, write_signing_key
+from gpu_healthcheck.sim.node import FABRIC_MANAGER, SimulatedNode
+from gpu_healthcheck.sim.real_node import arguments, cgroups, images, needs
+from gpu_healthcheck.sim.real_node.agent_pod import MANIFESTS
+from gpu_healthcheck.sim.real_node.running import HARDWARE, NAME, NEXT_RECORD, READY_SECONDS, RunningNode, is_ours
+from gpu_healthcheck.sim.real_node.waiting import RealNodeError, wait_until
 
 if TYPE_CHECKING:
     from types import TracebackType

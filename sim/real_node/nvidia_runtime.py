@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sim.node import DRIVER_LIBRARIES, LIBRARY_DIRECTORY
+from gpu_healthcheck.sim.node import DRIVER_LIBRARIES, LIBRARY_DIRECTORY
 
 PROGRAM = "/usr/bin/nvidia-container-runtime"
 """Path of the runtime in the toolkit's packages."""

@@ -6,8 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from sim.real_node.arguments import SOCKET
-from sim.real_node.running import RunningNode
+from gpu_healthcheck.sim.real_node.arguments import SOCKET
+from gpu_healthcheck.sim.real_node.running import RunningNode
 from tools.go_programs.build import built, digest, go_build, home_of
 
 _ROOM = Path(__file__).parent / "nvidia_ctk"

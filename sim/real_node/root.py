@@ -10,9 +10,9 @@ import stat
 import subprocess
 from pathlib import Path
 
-from healthcheck.probes.driver_files import NVIDIA_MAJOR
-from sim.node import DRIVER_LIBRARIES, LIBRARY_DIRECTORY
-from sim.real_node import arguments, nvidia_runtime
+from gpu_healthcheck.healthcheck.probes.driver_files import NVIDIA_MAJOR
+from gpu_healthcheck.sim.node import DRIVER_LIBRARIES, LIBRARY_DIRECTORY
+from gpu_healthcheck.sim.real_node import arguments, nvidia_runtime
 
 HARDWARE = "opt/simulated-node"
 """Path of the simulated node's directory on the node; the driver's usual paths are links to it."""

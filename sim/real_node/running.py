@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.kernel_log import SimulatedKernelLog
-from sim.node import FABRIC_MANAGER
-from sim.real_node import arguments, images, needs
-from sim.real_node.waiting import RealNodeError, wait_until
+from gpu_healthcheck.sim.kernel_log import SimulatedKernelLog
+from gpu_healthcheck.sim.node import FABRIC_MANAGER
+from gpu_healthcheck.sim.real_node import arguments, images, needs
+from gpu_healthcheck.sim.real_node.waiting import RealNodeError, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

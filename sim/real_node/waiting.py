@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from sim.control_plane.build import ControlPlaneError
+from gpu_healthcheck.sim.control_plane.build import ControlPlaneError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

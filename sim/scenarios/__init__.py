@@ -27,7 +27,7 @@ from typing import Any, Self
 
 import msgspec
 
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 
 FOLDER = Path(__file__).parent
 

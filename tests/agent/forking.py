@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from agent.process.unused_modules import without_unused_parts
+from gpu_healthcheck.agent.process.unused_modules import without_unused_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -168,7 +168,7 @@ def _mind(program: int, heard: socket.socket) -> NoReturn:
 
 def main() -> int | None:
     with without_unused_parts():
-        importlib.import_module("agent.process.agent_program")
+        importlib.import_module("gpu_healthcheck.agent.process.agent_program")
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the programs

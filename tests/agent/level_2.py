@@ -13,14 +13,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from agent.deep.deep_runs import DeepTests
-from agent.deep.level_2 import Level2
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.node.state import NodeState
-from healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.agent.deep.deep_runs import DeepTests
+from gpu_healthcheck.agent.deep.level_2 import Level2
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
 from tests.agent.deep.test_deep import QUICK, client, saw
 from tests.sweeper.dying import die_at_writes
 

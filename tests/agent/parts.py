@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from kubernetes.client import ApiClient
 
-from agent.node.api_server import ApiServer, Outage, Permissions
-from agent.node.reporter import Reporter
-from agent.process.settings import AgentSettings
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.cluster.client import Cluster
-from healthcheck.settings.reading import read_variables
+from gpu_healthcheck.agent.node.api_server import ApiServer, Outage, Permissions
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.process.settings import AgentSettings
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.settings.reading import read_variables
 
 
 def api_server(cluster: Cluster, telemetry: Telemetry | None = None) -> ApiServer:

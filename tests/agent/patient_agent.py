@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from agent.node import slot_requests
-from agent.process.agent_program import main
+from gpu_healthcheck.agent.node import slot_requests
+from gpu_healthcheck.agent.process.agent_program import main
 from tests.waiting import GIVE_UP_SECONDS
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ from typing import Any, NoReturn
 
 from msgspec.structs import force_setattr
 
-from agent.node import node_writer
-from agent.process.agent_program import main
-from agent.state import agent_state
-from healthcheck.checks import gpu_count
-from healthcheck.cluster import nodes
-from healthcheck.cluster.nodes import node_state
-from healthcheck.deep.claim import claim_on
-from healthcheck.deep.deep_record import records_to_adopt
-from healthcheck.host import node_file
-from healthcheck.node.state import STATUS
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.agent.node import node_writer
+from gpu_healthcheck.agent.process.agent_program import main
+from gpu_healthcheck.agent.state import agent_state
+from gpu_healthcheck.healthcheck.checks import gpu_count
+from gpu_healthcheck.healthcheck.cluster import nodes
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.deep.claim import claim_on
+from gpu_healthcheck.healthcheck.deep.deep_record import records_to_adopt
+from gpu_healthcheck.healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.node.state import STATUS
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.agent.quick_agent import hurry
 
 POISON = "poison"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from agent import check_cycle as cycle
-from agent.node import pod_reporter, reset_watch
-from agent.process import schedule, wiring
-from agent.process.agent_program import main
-from healthcheck.checks import driver_reasons
-from healthcheck.deep import reset_command
+from gpu_healthcheck.agent import check_cycle as cycle
+from gpu_healthcheck.agent.node import pod_reporter, reset_watch
+from gpu_healthcheck.agent.process import schedule, wiring
+from gpu_healthcheck.agent.process.agent_program import main
+from gpu_healthcheck.healthcheck.checks import driver_reasons
+from gpu_healthcheck.healthcheck.deep import reset_command
 
 TIMES = 5
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 
-from sim.api_objects import LEASES
+from gpu_healthcheck.sim.api_objects import LEASES
 from tests.agent.walks import WALKS
 from tests.agent.world import RESULTS, UNHEALTHY, Json, NodeView, P, World
 from tests.waiting import eventually

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from healthcheck.cluster.nodes import node_state
-from healthcheck.text.moments import moment
-from healthcheck.verdict.acknowledgement import dump_release, release_of
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.text.moments import moment
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import dump_release, release_of
 from tests.agent.conftest import MakeWorld
 from tests.agent.world import RESULTS, P, World
 from tests.waiting import eventually

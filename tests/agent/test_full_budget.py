@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.text.moments import exact, moment, timestamp
-from sim.control_plane import ControlPlane, install
+from gpu_healthcheck.healthcheck.text.moments import exact, moment, timestamp
+from gpu_healthcheck.sim.control_plane import ControlPlane, install
 from tests.agent.world import RealCluster, World
 from tests.cli.cluster import run_here
 from tests.cli.test_terminal_width import shown

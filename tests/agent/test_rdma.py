@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane
-from sim.mlx5_ports import Mlx5Function
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.mlx5_ports import Mlx5Function
 from tests.agent.world import RealCluster, World
 
 pytestmark = pytest.mark.cluster

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from healthcheck.probes.kubelet_pods import PODS_API
-from healthcheck.probes.pod_resources import SOCKETS
-from sim.control_plane import MANIFESTS, ControlPlane, install
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import PODS_API
+from gpu_healthcheck.healthcheck.probes.pod_resources import SOCKETS
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane, install
 from tests.agent.node.test_gate import devices
 from tests.agent.world import UNHEALTHY, P, RealCluster, World
 from tests.host.grpc_server import answers_to, serving

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from sim.control_plane import MANIFESTS
+from gpu_healthcheck.sim.control_plane import MANIFESTS
 from tests.waiting import eventually
 
 if TYPE_CHECKING:

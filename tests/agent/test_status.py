@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sim.api_objects import CONFIG_MAPS
+from gpu_healthcheck.sim.api_objects import CONFIG_MAPS
 from tests.agent.node.test_release import by_command
 from tests.agent.stories import BUDGET, beat, hold
 from tests.agent.world import World

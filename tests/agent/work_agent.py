@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from agent.node import work_observer
-from agent.process.agent_program import main
-from healthcheck.verdict import work_seen
+from gpu_healthcheck.agent.node import work_observer
+from gpu_healthcheck.agent.process.agent_program import main
+from gpu_healthcheck.healthcheck.verdict import work_seen
 from tests.agent.quick_agent import hurry
 
 if __name__ == "__main__":

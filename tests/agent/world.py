@@ -19,9 +19,9 @@ import jsonschema
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from sim.api_objects import EVENTS, LEASES, NODES, RefusedError
-from sim.api_stand_in import ApiStandIn
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.api_objects import EVENTS, LEASES, NODES, RefusedError
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests import tiers
 from tests.agent.forking import Forked, Running, heeds
 from tests.waiting import GIVE_UP_SECONDS, eventually
@@ -29,7 +29,7 @@ from tests.waiting import GIVE_UP_SECONDS, eventually
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from sim.control_plane import Answer, ControlPlane
+    from gpu_healthcheck.sim.control_plane import Answer, ControlPlane
 
 P = "gpu-healthcheck.aws-samples.io"
 UNHEALTHY = {"key": f"{P}/unhealthy", "value": "true", "effect": "NoSchedule"}
@@ -37,7 +37,7 @@ RESULTS = f"{P}/results"
 BUDGET = "/apis/coordination.k8s.io/v1/namespaces/gpu-healthcheck-budget/leases"
 NOBODY = "http://127.0.0.1:9"
 """The discard port of loopback: nobody listens."""
-CHILD = "healthcheck.probes.nvml.child"
+CHILD = "gpu_healthcheck.healthcheck.probes.nvml.child"
 
 _RECORD = jsonschema.Draft202012Validator(
     json.loads((Path(__file__).parents[2] / "docs/record.schema.json").read_text())

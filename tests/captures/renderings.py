@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 
 BOOTED = datetime(2026, 11, 20, 8, 0, 0, 250_000, tzinfo=UTC)
 HOST = "ip-10-0-0-1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from healthcheck.captures.evidence_file import from_plain, plain
+from gpu_healthcheck.healthcheck.captures.evidence_file import from_plain, plain
 
 
 def saved_and_read(facts: Any, kind: Any = None) -> Any:

@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.captures.blocks import InputFile
-from healthcheck.captures.bug_report import BugReportReader
-from healthcheck.captures.kernel_logs import PassedOver
+from gpu_healthcheck.healthcheck.captures.blocks import InputFile
+from gpu_healthcheck.healthcheck.captures.bug_report import BugReportReader
+from gpu_healthcheck.healthcheck.captures.kernel_logs import PassedOver
 from tests.captures.renderings import BOOTED, FORMS, capture, records
 
 RULE = "_" * 44 + "\n\n"

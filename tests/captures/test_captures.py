@@ -10,12 +10,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.captures import blocks as capture_bytes
-from healthcheck.captures.blocks import CaptureError, InputFile
-from healthcheck.captures.kernel_logs import SAMPLE_BYTES, BootRecords, KernelLogReader, PassedOver
-from healthcheck.captures.log_lines import LogLine, Stamp, read_line
-from healthcheck.checks import driver_messages
-from healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.captures import blocks as capture_bytes
+from gpu_healthcheck.healthcheck.captures.blocks import CaptureError, InputFile
+from gpu_healthcheck.healthcheck.captures.kernel_logs import SAMPLE_BYTES, BootRecords, KernelLogReader, PassedOver
+from gpu_healthcheck.healthcheck.captures.log_lines import LogLine, Stamp, read_line
+from gpu_healthcheck.healthcheck.checks import driver_messages
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 from tests.captures.renderings import BOOT_ID, BOOTED, FORMS, TO_THE_MINUTE, WITHOUT_TIMES, capture, records
 
 SAVED = BOOTED + timedelta(hours=3)

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.captures.blocks import InputFile
-from healthcheck.captures.bug_report import BugReportReader
-from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
-from healthcheck.captures.replay import KERNEL_CHECKS, Replay
-from healthcheck.checks.expectation import Expectation
-from healthcheck.verdict.verdict import Verdict, decide
-from sim.scenarios import Scenario, scenarios
+from gpu_healthcheck.healthcheck.captures.blocks import InputFile
+from gpu_healthcheck.healthcheck.captures.bug_report import BugReportReader
+from gpu_healthcheck.healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
+from gpu_healthcheck.healthcheck.captures.replay import KERNEL_CHECKS, Replay
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, decide
+from gpu_healthcheck.sim.scenarios import Scenario, scenarios
 from tests.captures.renderings import FORMS, ONE_OF_EACH_KIND, capture, records
 
 SAVED = datetime(2026, 11, 21, tzinfo=UTC)

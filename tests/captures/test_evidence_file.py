@@ -12,31 +12,37 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.captures import evidence_file
-from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
-from healthcheck.catalog.policy import Policy
-from healthcheck.checks import CHECKS
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Probe, Severity, Threshold, Unobserved, UnobservedCause
-from healthcheck.model.node_facts import DeepDiagnostic, EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.captures import evidence_file
+from gpu_healthcheck.healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, Probe, Severity, Threshold, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.model.node_facts import (
+    DeepDiagnostic,
+    EarlierHardware,
+    GpuPosition,
+    PodRuntimeClass,
+    RdmaPort,
+)
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     ContainerRuntime,
     Handler,
     Live,
     RuntimeConfiguration,
 )
-from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmReading
-from healthcheck.probes.dcgm.diag_answer import DiagAnswer
-from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, Measured
-from healthcheck.probes.mlx5 import MLX5, Mlx5
-from healthcheck.probes.nccl import ALL_REDUCE, AllReduceReading, Failed, Reduced
-from healthcheck.probes.nvml.gpus import NVML
-from healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import LEVEL_2_RUN, DcgmReading
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import DiagAnswer
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import RDMA
+from gpu_healthcheck.healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing
+from gpu_healthcheck.healthcheck.probes.efa.loopback import EFA_LOOPBACK
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, Measured
+from gpu_healthcheck.healthcheck.probes.mlx5 import MLX5, Mlx5
+from gpu_healthcheck.healthcheck.probes.nccl import ALL_REDUCE, AllReduceReading, Failed, Reduced
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import (
     ADDRESSES,
     P5,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cli.judged_cycle import judged
-from healthcheck.captures import evidence_file
-from healthcheck.model import Evidence, Severity, Status
-from healthcheck.probes import kernel_log
+from gpu_healthcheck.cli.judged_cycle import judged
+from gpu_healthcheck.healthcheck.captures import evidence_file
+from gpu_healthcheck.healthcheck.model import Evidence, Severity, Status
+from gpu_healthcheck.healthcheck.probes import kernel_log
 
 EVIDENCE = (Path(__file__).with_name("h200") / "evidence.json").read_bytes()
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.captures.blocks import CaptureError, InputFile
-from healthcheck.captures.bug_report import BugReportReader
-from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
-from healthcheck.captures.replay import KERNEL_CHECKS, Replay
-from healthcheck.checks import CHECKS
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Nature, Severity
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import Identity
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.captures.blocks import CaptureError, InputFile
+from gpu_healthcheck.healthcheck.captures.bug_report import BugReportReader
+from gpu_healthcheck.healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
+from gpu_healthcheck.healthcheck.captures.replay import KERNEL_CHECKS, Replay
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Nature, Severity
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import Identity
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 
 SAVED = datetime(2026, 11, 21, tzinfo=UTC)
 EVENTS = tuple(one for one in CHECKS if one.nature is Nature.EVENT)

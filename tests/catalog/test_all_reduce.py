@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.hardware import AllReduceRow, all_reduce_of, all_reduce_table
-from healthcheck.settings.reading import packaged_profiles
+from gpu_healthcheck.healthcheck.catalog.hardware import AllReduceRow, all_reduce_of, all_reduce_table
+from gpu_healthcheck.healthcheck.settings.reading import packaged_profiles
 
 
 @pytest.mark.parametrize("row", all_reduce_table().values(), ids=lambda row: row.instance_type)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.dcgm import WORDS, dcgm_table, rule_dcgm
-from healthcheck.catalog.policy import Policy
-from healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.catalog.dcgm import WORDS, dcgm_table, rule_dcgm
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.model import Severity
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 

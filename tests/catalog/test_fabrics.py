@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.hardware import fabric_of, fabrics
-from healthcheck.settings.reading import packaged_profiles
+from gpu_healthcheck.healthcheck.catalog.hardware import fabric_of, fabrics
+from gpu_healthcheck.healthcheck.settings.reading import packaged_profiles
 
 # Links and their version (nvmlNvlinkVersion_t), NVSwitches on PCI, fabric manager, IMEX.
 JOINED = {

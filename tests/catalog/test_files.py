@@ -9,12 +9,12 @@ from pkgutil import iter_modules
 
 import pytest
 
-from diagnosis.causes import CAUSES
-from healthcheck import catalog
-from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.cuda_errors import cuda_errors, library_errors
-from healthcheck.catalog.tables import TABLES
-from healthcheck.catalog.xid import (
+from gpu_healthcheck.diagnosis.causes import CAUSES
+from gpu_healthcheck.healthcheck import catalog
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.cuda_errors import cuda_errors, library_errors
+from gpu_healthcheck.healthcheck.catalog.tables import TABLES
+from gpu_healthcheck.healthcheck.catalog.xid import (
     RecoveryAction,
     actions,
     recovery_action,
@@ -24,7 +24,9 @@ from healthcheck.catalog.xid import (
     xid_table,
 )
 
-FILES = sorted(file.name for file in files("healthcheck.catalog").iterdir() if file.name.endswith(".csv"))
+FILES = sorted(
+    file.name for file in files("gpu_healthcheck.healthcheck.catalog").iterdir() if file.name.endswith(".csv")
+)
 SERIOUS = [
     *(8, 13, 31, 43, 45, 46, 48, 54, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 121, 136, 140, 142, 143),
     *(range(144, 152)),
@@ -93,7 +95,9 @@ def test_every_recovery_action_is_read_from_its_line(action: RecoveryAction) -> 
 
 
 def test_every_table_is_among_those_that_an_agent_reads_at_its_start() -> None:
-    modules = [import_module(f"healthcheck.catalog.{pair.name}") for pair in iter_modules(catalog.__path__)]
+    modules = [
+        import_module(f"gpu_healthcheck.healthcheck.catalog.{pair.name}") for pair in iter_modules(catalog.__path__)
+    ]
     read_later = {
         var
         for module in modules

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.catalog.nvlink import (
+from gpu_healthcheck.healthcheck.catalog.nvlink import (
     Nvlink5Row,
     matching_rows,
     nvlink4_table,
@@ -15,11 +15,11 @@ from healthcheck.catalog.nvlink import (
     rule_nvlink5,
     rule_words,
 )
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.xid import rule_xid
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Severity
-from healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.xid import rule_xid
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 from tests.examples import finding_in
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity

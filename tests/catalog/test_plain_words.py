@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cli.index import in_plain_words
-from healthcheck.catalog.plain_words import plain_words
-from healthcheck.catalog.xid import xid_table
-from healthcheck.checks import MEANINGS
+from gpu_healthcheck.cli.index import in_plain_words
+from gpu_healthcheck.healthcheck.catalog.plain_words import plain_words
+from gpu_healthcheck.healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.healthcheck.checks import MEANINGS
 
 LONGEST = 78
 GPU, ABOUT = "gpu/0000:75:00.0", {"index": "2", "uuid": "GPU-1"}

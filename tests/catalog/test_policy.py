@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.catalog.policy import Policy, parse_overrides, parse_thresholds
-from healthcheck.model import Severity, Threshold
+from gpu_healthcheck.healthcheck.catalog.policy import Policy, parse_overrides, parse_thresholds
+from gpu_healthcheck.healthcheck.model import Severity, Threshold
 
 
 @pytest.mark.parametrize(

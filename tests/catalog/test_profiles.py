@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from healthcheck.catalog.profiles import InstanceProfile, ProfileError, find_profile, parse_profiles
-from healthcheck.settings.reading import packaged_profiles
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile, ProfileError, find_profile, parse_profiles
+from gpu_healthcheck.healthcheck.settings.reading import packaged_profiles
 
 P5 = InstanceProfile("p5.48xlarge", 8, 32, True, "efa")
 

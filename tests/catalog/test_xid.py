@@ -10,11 +10,11 @@ from importlib.resources import files
 
 import pytest
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.xid import severity_of, xid_table
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Severity
-from healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.xid import severity_of, xid_table
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 from tests.examples import finding_in
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
@@ -210,7 +210,9 @@ def test_the_rule_names_the_row_that_fired() -> None:
 
 
 def test_unused_codes_are_the_ones_that_only_say_to_contact_support() -> None:
-    rows = csv.DictReader(files("healthcheck.catalog").joinpath("xid.csv").read_text(encoding="utf-8").splitlines())
+    rows = csv.DictReader(
+        files("gpu_healthcheck.healthcheck.catalog").joinpath("xid.csv").read_text(encoding="utf-8").splitlines()
+    )
     contact = {int(row["code"]): row["unused"] for row in rows if row["immediate_action"] == "CONTACT_SUPPORT"}
 
     assert [code for code, unused in contact.items() if unused != "yes"] == [142]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.control_plane import MANIFESTS, binaries
+from gpu_healthcheck.sim.control_plane import MANIFESTS, binaries
 from tests.chart.conftest import Helm, objects_of, rendered
 from tests.image.test_overlays import flat
 from tests.overlays import OVERLAYS, folder_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sim.control_plane import MANIFESTS
+from gpu_healthcheck.sim.control_plane import MANIFESTS
 from tests.image.test_overlays import flat
 from tools.chart.templates import IMAGE
 from tools.install_yaml import install_yaml

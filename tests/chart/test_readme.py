@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck import __version__
+from gpu_healthcheck.healthcheck import __version__
 from tests.chart.conftest import Helm, rendered
 from tools.chart import CHART
 

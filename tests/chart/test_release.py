@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck import __version__
-from sim.control_plane import Answer, ControlPlane
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.sim.control_plane import Answer, ControlPlane
 from tests.chart.conftest import Helm
 from tests.cli.cluster import run_here
 from tests.newcomer.typed import shown

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from sim.control_plane import MANIFESTS
+from gpu_healthcheck.sim.control_plane import MANIFESTS
 from tools import chart
 from tools.chart import keys, settings, templates
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from healthcheck.catalog.hardware import fabrics
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.checks import CHECKS, clocks, ecc_storm, nvlink_errors, recovery_action
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.hardware import fabrics
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.checks import CHECKS, clocks, ecc_storm, nvlink_errors, recovery_action
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -26,12 +26,22 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
-from healthcheck.probes import driver_files, gdrcopy, gpu_pods, hami, kernel_log, limits, mlx5, pci, services
-from healthcheck.probes.container_runtime import configuration as container_runtime
-from healthcheck.probes.container_runtime import distributions, facts
-from healthcheck.probes.efa import infiniband, libfabric
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass, RdmaPort
+from gpu_healthcheck.healthcheck.probes import (
+    driver_files,
+    gdrcopy,
+    gpu_pods,
+    hami,
+    kernel_log,
+    limits,
+    mlx5,
+    pci,
+    services,
+)
+from gpu_healthcheck.healthcheck.probes.container_runtime import configuration as container_runtime
+from gpu_healthcheck.healthcheck.probes.container_runtime import distributions, facts
+from gpu_healthcheck.healthcheck.probes.efa import infiniband, libfabric
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 from tests.checks.evidence import ADDRESSES, EFA_ADDRESSES, P5, every, healthy
 from tests.hostile import HOSTILE
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Evidence, Judgement, Observation, Outcome, Probe, Unobserved
-from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
-from healthcheck.probes.mlx5 import HARDWARE_COUNTERS, MLX5, PORT_COUNTERS, Mlx5, Mlx5Device
-from healthcheck.probes.nvml.answer import PARSERS
-from healthcheck.probes.nvml.gpus import (
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Judgement, Observation, Outcome, Probe, Unobserved
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
+from gpu_healthcheck.healthcheck.probes.mlx5 import HARDWARE_COUNTERS, MLX5, PORT_COUNTERS, Mlx5, Mlx5Device
+from gpu_healthcheck.healthcheck.probes.nvml.answer import PARSERS
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import (
     READINGS,
     DriverReading,
     Fabric,
@@ -28,7 +28,7 @@ from healthcheck.probes.nvml.gpus import (
     Temperature,
     ThrottledTime,
 )
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
 
 ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x53, 0x64, 0x75, 0x86, 0x97, 0xA8, 0xB9, 0xCA))
 EFA_ADDRESSES = tuple(f"0000:{bus:02x}:00.0" for bus in range(0x10, 0x40))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from healthcheck.catalog.sxid import sxid_table
-from healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.healthcheck.catalog.sxid import sxid_table
+from gpu_healthcheck.healthcheck.catalog.xid import xid_table
 
 UNKNOWN_PROCESS = "pid='<unknown>', name=<unknown>, "
 DRIVER_TEXTS = (

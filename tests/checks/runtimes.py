@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Check, Finding, Judgement, Observation, Severity
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Check, Finding, Judgement, Observation, Severity
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     CdiSpec,
     ConfigurationProblem,
     ContainerRuntime,

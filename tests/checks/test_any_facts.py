@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, given, settings
 
-from healthcheck.checks import CHECKS
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence
 from tests.checks.any_facts import FACTS, any_facts_are_judged, evidence, expectations
 
 

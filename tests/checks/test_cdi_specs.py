@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.cdi_specs import CHECK
-from healthcheck.model import NotConfigured
-from healthcheck.probes.container_runtime.facts import CdiSpec, ConfigurationProblem, Toolkit
+from gpu_healthcheck.healthcheck.checks.cdi_specs import CHECK
+from gpu_healthcheck.healthcheck.model import NotConfigured
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CdiSpec, ConfigurationProblem, Toolkit
 from tests.checks.runtimes import NVIDIA, RUNC, SPEC, finding, judge, reasons, running, runtime, seen
 
 STALE = replace(SPEC, missing=("/dev/nvidia9",))

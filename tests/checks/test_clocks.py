@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.clocks import CHECK
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.clocks import CHECK
+from gpu_healthcheck.healthcheck.model import (
     Evidence,
     Finding,
     Judgement,
@@ -15,8 +15,8 @@ from healthcheck.model import (
     Severity,
     TooEarly,
 )
-from healthcheck.model.node_facts import DeepDiagnostic
-from healthcheck.probes.nvml.gpus import NVML, Gpu, Snapshot, ThrottledTime
+from gpu_healthcheck.healthcheck.model.node_facts import DeepDiagnostic
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, Snapshot, ThrottledTime
 from tests.checks.evidence import ADDRESSES, BUSY, IDLE, P5, driver_says, every, finds, healthy, tells
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

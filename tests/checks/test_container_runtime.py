@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import (
+from gpu_healthcheck.healthcheck.checks import (
     CHECKS,
     cgroup_driver,
     container_runtime,
@@ -19,12 +19,12 @@ from healthcheck.checks import (
     runtime_loaded,
     runtime_type,
 )
-from healthcheck.checks.runtime_fixes import give_handler
-from healthcheck.model import Check, Judgement, NotConfigured, Observation, TooEarly, Unobserved
-from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.probes.container_runtime.cri import NOT_HERE, NOT_YET
-from healthcheck.probes.container_runtime.distributions import GKE, K3S
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.checks.runtime_fixes import give_handler
+from gpu_healthcheck.healthcheck.model import Check, Judgement, NotConfigured, Observation, TooEarly, Unobserved
+from gpu_healthcheck.healthcheck.model.node_facts import PodRuntimeClass
+from gpu_healthcheck.healthcheck.probes.container_runtime.cri import NOT_HERE, NOT_YET
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import GKE, K3S
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     CRIO,
     DOCKER,
     NOT_FOUND,

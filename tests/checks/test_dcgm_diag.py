@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.catalog.dcgm import dcgm_table, rule_dcgm
-from healthcheck.catalog.policy import Policy, parse_overrides
-from healthcheck.checks.dcgm_diag import (
+from gpu_healthcheck.healthcheck.catalog.dcgm import dcgm_table, rule_dcgm
+from gpu_healthcheck.healthcheck.catalog.policy import Policy, parse_overrides
+from gpu_healthcheck.healthcheck.checks.dcgm_diag import (
     LEVEL_2,
     LEVEL_4,
     judge_answer,
@@ -25,12 +25,12 @@ from healthcheck.checks.dcgm_diag import (
     rows_of,
     with_repeat,
 )
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.deep_tests import after_deep_test, deep_result
-from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.findings import Memory
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.deep_tests import after_deep_test, deep_result
+from gpu_healthcheck.healthcheck.memory.exit_table import exit_words
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import (
     Evidence,
     Finding,
     Host,
@@ -43,9 +43,9 @@ from healthcheck.model import (
     Severity,
     Unobserved,
 )
-from healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
-from healthcheck.probes.dcgm.diag_answer import DiagAnswer, DiagError, DiagResult, read_answer
-from healthcheck.probes.nvml import gpus as nvml
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import LEVEL_2_RUN, LEVEL_4_RUN, DcgmReading
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import DiagAnswer, DiagError, DiagResult, read_answer
+from gpu_healthcheck.healthcheck.probes.nvml import gpus as nvml
 from tests.checks.evidence import healthy
 from tests.examples import NOW
 from tests.probes.dcgm.documents import (

@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.device_files import CHECK
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.driver_files import DEVICE_FILES, FOLDERS, DeviceFile, DeviceFiles
-from healthcheck.probes.nvml.gpus import NVML, Gpu
-from healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.checks.device_files import CHECK
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.probes.driver_files import DEVICE_FILES, FOLDERS, DeviceFile, DeviceFiles
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, finds, functions, healthy, judgements
 
 HOST, CONTAINER = FOLDERS

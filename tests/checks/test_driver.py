@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.driver import CHECK, being_changed
-from healthcheck.model import Finding, Judgement, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.nvml.gpus import NVML, DriverReading
+from gpu_healthcheck.healthcheck.checks.driver import CHECK, being_changed
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, Observation, Severity, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading
 from tests.checks.evidence import P5, driver_is_silent, driver_says, finds, tells
 
 SILENT = Unobserved(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.checks.driver_messages import CHECK, unread
-from healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.xid import CHECK as XID
-from healthcheck.model import Evidence, KernelEvent, Severity
-from healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.checks.driver_messages import CHECK, unread
+from gpu_healthcheck.healthcheck.checks.driver_reasons import LIBRARY_MISMATCH
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.xid import CHECK as XID
+from gpu_healthcheck.healthcheck.model import Evidence, KernelEvent, Severity
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import judgements
 
 UUID = "GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.driver_errors import reports_error
-from healthcheck.checks.driver_messages import CHECK, unread
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, KernelEvent, Severity
-from healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.checks.driver_errors import reports_error
+from gpu_healthcheck.healthcheck.checks.driver_messages import CHECK, unread
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, KernelEvent, Severity
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
 from tests.checks.grammar import BY_THE_KERNEL, PACKET
 
 MONITOR, RESET, REBOOT = Severity.MONITOR, Severity.RESET, Severity.REBOOT

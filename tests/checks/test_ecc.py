@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.ecc import CHECK
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.ecc import CHECK
+from gpu_healthcheck.healthcheck.model import (
     Finding,
     Judgement,
     Observation,
@@ -17,7 +17,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu, SramUnique
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, EccCounts, Gpu, SramUnique
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, judgements
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

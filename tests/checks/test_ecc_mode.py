@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.ecc_mode import CHECK
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
-from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
+from gpu_healthcheck.healthcheck.checks.ecc_mode import CHECK
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, finds, healthy, tells
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

@@ -5,12 +5,20 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import examine
-from healthcheck.checks.ecc_storm import CHECK
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Evidence, Finding, Judgement, NotConfigured, Observation, Severity, TooEarly
-from healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryErrors, RowRemap, Snapshot
+from gpu_healthcheck.healthcheck.checks import examine
+from gpu_healthcheck.healthcheck.checks.ecc_storm import CHECK
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import (
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+)
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryErrors, RowRemap, Snapshot
 from tests.checks.evidence import ADDRESSES, BUSY, IDLE, P5, driver_says, healthy
 from tests.examples import NOW, memory_with
 

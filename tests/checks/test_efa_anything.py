@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.checks import efa_count, efa_driver, efa_errors, efa_gpudirect, efa_keep_alive
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence
-from healthcheck.model.node_facts import EarlierHardware
-from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.checks import efa_count, efa_driver, efa_errors, efa_gpudirect, efa_keep_alive
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, RdmaDevice
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import EFA_ADDRESSES, P5, UNKNOWN_TYPE
 
 CHECKS = (efa_driver.CHECK, efa_count.CHECK, efa_errors.CHECK, efa_keep_alive.CHECK, efa_gpudirect.CHECK)

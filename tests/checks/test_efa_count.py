@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.efa_count import CHECK
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
-from healthcheck.model.node_facts import EarlierHardware
-from healthcheck.probes.efa.infiniband import RDMA, Rdma
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.checks.efa_count import CHECK
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import RDMA, Rdma
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import EFA_ADDRESSES, G6, P5, UNKNOWN_TYPE, efa_functions, functions, judgements, rdma
 
 ONE_EFA = replace(P5, profile=replace(P5.profile, efa=1)) if P5.profile else P5

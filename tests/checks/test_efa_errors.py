@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND
-from healthcheck.checks.examine import judge as examine
-from healthcheck.checks.examine import read_probes
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.efa_errors import CHECK, MOST_PER_SECOND
+from gpu_healthcheck.healthcheck.checks.examine import judge as examine
+from gpu_healthcheck.healthcheck.checks.examine import read_probes
+from gpu_healthcheck.healthcheck.model import (
     Finding,
     Host,
     Judgement,
@@ -19,8 +19,8 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA, Rdma, RdmaDevice
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import ERROR_COUNTERS, RDMA, Rdma, RdmaDevice
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.checks.evidence import P5, efa_device, judgements, rdma, says_later
 
 SECONDS = 300.0

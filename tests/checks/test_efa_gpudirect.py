@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.efa_gpudirect import CHECK
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
-from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.checks.efa_gpudirect import CHECK
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import RDMA
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, functions, judgements, rdma
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.efa_keep_alive import CHECK, ENOUGH
-from healthcheck.checks.examine import judge as examine
-from healthcheck.checks.examine import read_probes
-from healthcheck.model import Finding, Host, Judgement, NotConfigured, Observation, Severity, TooEarly
-from healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA, Rdma
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.checks.efa_keep_alive import CHECK, ENOUGH
+from gpu_healthcheck.healthcheck.checks.examine import judge as examine
+from gpu_healthcheck.healthcheck.checks.examine import read_probes
+from gpu_healthcheck.healthcheck.model import Finding, Host, Judgement, NotConfigured, Observation, Severity, TooEarly
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import KEEP_ALIVES, RDMA, Rdma
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.checks.evidence import P5, efa_device, judgements, rdma, says_later
 
 SILENT = "keep_alive_rcvd does not rise, while another device's rises by 3 or more"

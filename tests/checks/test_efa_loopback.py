@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from healthcheck.checks.efa_loopback import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved
-from healthcheck.probes.efa.loopback import EFA_LOOPBACK, NOT_RUN
-from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
+from gpu_healthcheck.healthcheck.checks.efa_loopback import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved
+from gpu_healthcheck.healthcheck.probes.efa.loopback import EFA_LOOPBACK, NOT_RUN
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
 from tests.checks.evidence import P5, UNKNOWN_TYPE, judgements
 
 

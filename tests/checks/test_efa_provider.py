@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.efa_provider import CHECK
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.efa_provider import CHECK
+from gpu_healthcheck.healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
@@ -15,7 +15,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing
+from gpu_healthcheck.healthcheck.probes.efa.libfabric import LIBFABRIC, LibfabricReading, Listing
 from tests.checks.evidence import P5, judgements
 
 DEVICES = tuple(f"rdmap{number}s0" for number in range(16, 48))

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.checks.examine import CHECK_FAILED, judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.checks.examine import CHECK_FAILED, judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Host,

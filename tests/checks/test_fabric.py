@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.fabric import CHECK
-from healthcheck.checks.per_gpu import FABRIC_GRACE
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.fabric import CHECK
+from gpu_healthcheck.healthcheck.checks.per_gpu import FABRIC_GRACE
+from gpu_healthcheck.healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
@@ -18,8 +18,8 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Mode
-from healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Mode
+from gpu_healthcheck.healthcheck.probes.services import FABRIC_MANAGER, SERVICES, Service, Services
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, healthy, judgements
 
 GB200 = replace(P5, instance_type="p6e-gb200.36xlarge")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.fabric_manager import CHECK
-from healthcheck.checks.per_gpu import DRIVER_GRACE
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.fabric_manager import CHECK
+from gpu_healthcheck.healthcheck.checks.per_gpu import DRIVER_GRACE
+from gpu_healthcheck.healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
@@ -20,10 +20,18 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.driver_files import MODULES, KernelModules
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Mode
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
-from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, FabricManagerStart, Service, Services, Uncounted
+from gpu_healthcheck.healthcheck.probes.driver_files import MODULES, KernelModules
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Fabric, Mode
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.probes.services import (
+    FABRIC_MANAGER,
+    IMEX,
+    SERVICES,
+    FabricManagerStart,
+    Service,
+    Services,
+    Uncounted,
+)
 from tests.checks.evidence import (
     ADDRESSES,
     G6,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.gdrcopy import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
-from healthcheck.probes.gdrcopy import GDRCOPY, GdrCopy
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.checks.gdrcopy import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from gpu_healthcheck.healthcheck.probes.gdrcopy import GDRCOPY, GdrCopy
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, P5, functions, judgements
 
 UNIT = "gdrcopy.service"

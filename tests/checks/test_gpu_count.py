@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.gpu_count import CHECK
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.gpu_count import CHECK
+from gpu_healthcheck.healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
@@ -19,9 +19,9 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.model.node_facts import ONCE_HAD, EarlierHardware
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.model.node_facts import ONCE_HAD, EarlierHardware
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import (
     ADDRESSES,
     G6,

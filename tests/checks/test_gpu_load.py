@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.hardware import gpu_speed_table
-from healthcheck.checks.gpu_load import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Passed, Severity, Unobserved
-from healthcheck.probes.gpu_load.speeds import GPU_LOAD, NOT_RUN, GpuSpeeds, LoadReading
+from gpu_healthcheck.healthcheck.catalog.hardware import gpu_speed_table
+from gpu_healthcheck.healthcheck.checks.gpu_load import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Passed, Severity, Unobserved
+from gpu_healthcheck.healthcheck.probes.gpu_load.speeds import GPU_LOAD, NOT_RUN, GpuSpeeds, LoadReading
 from tests.checks.evidence import P5, finds, tells
 
 H100, T4 = "NVIDIA H100 80GB HBM3", "Tesla T4"

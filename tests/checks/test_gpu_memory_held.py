@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.gpu_memory_held import CHECK, MOST_WITHOUT_A_PROCESS
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
-from healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryUse, Mode
+from gpu_healthcheck.healthcheck.checks.gpu_memory_held import CHECK, MOST_WITHOUT_A_PROCESS
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, MemoryUse, Mode
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
 GIB = 1 << 30

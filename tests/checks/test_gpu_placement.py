@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.gpu_placement import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.checks.gpu_placement import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, GpuPosition
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, P5, efa_functions, gpu_function, judgements
 
 SWITCHES = tuple(f"0000:00:{slot:02x}.0" for slot in range(0x10, 0x18))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from healthcheck.checks.gpu_repair import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, TooEarly
-from healthcheck.probes.nvml.gpus import NVML, Gpu, PendingRepair
+from gpu_healthcheck.healthcheck.checks.gpu_repair import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, TooEarly
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, PendingRepair
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, judgements
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

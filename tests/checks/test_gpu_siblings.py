@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.gpu_siblings import CHECK, NOT_COMPARED, NOW
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.gpu_siblings import CHECK, NOT_COMPARED, NOW
+from gpu_healthcheck.healthcheck.model import (
     PROBE_FAILED,
     Check,
     Evidence,
@@ -20,9 +20,9 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.model.node_facts import DeepDiagnostic
-from healthcheck.probes.gpu_pods import GPU_PODS, GpuPods
-from healthcheck.probes.nvml.gpus import (
+from gpu_healthcheck.healthcheck.model.node_facts import DeepDiagnostic
+from gpu_healthcheck.healthcheck.probes.gpu_pods import GPU_PODS, GpuPods
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import (
     NVML,
     DriverReading,
     Gpu,

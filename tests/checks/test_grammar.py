@@ -9,14 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from healthcheck.catalog.sxid import sxid_table
-from healthcheck.catalog.xid import xid_table
-from healthcheck.checks import CHECKS, KERNEL_LINES
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, KernelEvent, Nature
-from healthcheck.probes.kernel_log import RING, Record, parse_record
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.catalog.sxid import sxid_table
+from gpu_healthcheck.healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.healthcheck.checks import CHECKS, KERNEL_LINES
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, KernelEvent, Nature
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record, parse_record
+from gpu_healthcheck.healthcheck.text.printable import printable
 from tests.checks.grammar import (
     BY_THE_KERNEL,
     LONGEST_COMM,

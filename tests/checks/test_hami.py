@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.hami import CHECK
-from healthcheck.model import Finding, NotConfigured, Observation, TooEarly
-from healthcheck.probes.hami import HAMI, File, Hami, Plugin, StaleFolders
-from healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.checks.hami import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, NotConfigured, Observation, TooEarly
+from gpu_healthcheck.healthcheck.probes.hami import HAMI, File, Hami, Plugin, StaleFolders
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, finds, functions, judgements
 
 VGPU = "/usr/local/vgpu"

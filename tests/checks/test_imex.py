@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.imex import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, Service, Services
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.imex import CHECK
+from gpu_healthcheck.healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.probes.services import FABRIC_MANAGER, IMEX, SERVICES, Service, Services
 from tests.checks.evidence import G6, P5, UNKNOWN_TYPE, judgements
 
 GB200 = replace(P5, instance_type="p6e-gb200.36xlarge")

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.inforom import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.nvml.gpus import NVML, Gpu
-from healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.checks.inforom import CHECK
+from gpu_healthcheck.healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import (
     ADDRESSES,
     P5,

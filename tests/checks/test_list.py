@@ -6,8 +6,16 @@ import re
 
 import pytest
 
-from healthcheck.checks import CHECKS, DEEP_CHECKS, GROUPS, KERNEL_LINES, checks_named, groups_in, select_checks
-from healthcheck.model import Check, Nature
+from gpu_healthcheck.healthcheck.checks import (
+    CHECKS,
+    DEEP_CHECKS,
+    GROUPS,
+    KERNEL_LINES,
+    checks_named,
+    groups_in,
+    select_checks,
+)
+from gpu_healthcheck.healthcheck.model import Check, Nature
 
 GROUP_0 = [check.name for check in CHECKS if check.group == "0-nvidia-smi"]
 GROUP_9 = [check.name for check in CHECKS if check.group == "9-roce"]

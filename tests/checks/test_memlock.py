@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.memlock import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
-from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.limits import LIMITS, ProcessLimits
+from gpu_healthcheck.healthcheck.checks.memlock import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import RDMA
+from gpu_healthcheck.healthcheck.probes.limits import LIMITS, ProcessLimits
 from tests.checks.evidence import P5, judgements, rdma
 
 GIB = 1 << 30

@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
-from healthcheck.checks.mig_mode import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
+from gpu_healthcheck.healthcheck.checks.mig_mode import CHECK
+from gpu_healthcheck.healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, Mode
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, healthy, tells
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

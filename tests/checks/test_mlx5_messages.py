@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.mlx5_messages import CHECK, NOT_COUNTED_YET, read_message
-from healthcheck.memory import reason_names
-from healthcheck.model import KernelEvent, Severity
-from healthcheck.model.node_facts import EarlierHardware, RdmaPort
-from healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.mlx5_messages import CHECK, NOT_COUNTED_YET, read_message
+from gpu_healthcheck.healthcheck.memory import reason_names
+from gpu_healthcheck.healthcheck.model import KernelEvent, Severity
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, RdmaPort
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 
 COUNTED = Expectation(first=EarlierHardware(rdma={"0000:5e:00.0": RdmaPort("mlx5_3", "", 400.0)}))
 MESSAGES = {

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.nccl_allreduce import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, TooEarly, Unobserved
-from healthcheck.probes.nccl import ALL_REDUCE, NOT_RUN, AllReduceReading, Failed, Reduced
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.nccl_allreduce import CHECK
+from gpu_healthcheck.healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    TooEarly,
+    Unobserved,
+)
+from gpu_healthcheck.healthcheck.probes.nccl import ALL_REDUCE, NOT_RUN, AllReduceReading, Failed, Reduced
 from tests.checks.evidence import P5, UNKNOWN_TYPE, judgements
 
 P4D = Expectation(None, "p4d.24xlarge")

@@ -19,20 +19,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Host, Outcome, Probe
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition
-from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.nvml import child as nvml_child
-from healthcheck.probes.nvml.answer import read_answer
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML, READINGS, DriverReading
-from healthcheck.probes.pci import FUNCTIONS
-from healthcheck.settings.reading import packaged_profiles
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, Host, Outcome, Probe
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, GpuPosition
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import RDMA
+from gpu_healthcheck.healthcheck.probes.nvml import child as nvml_child
+from gpu_healthcheck.healthcheck.probes.nvml.answer import read_answer
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, READINGS, DriverReading
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.settings.reading import packaged_profiles
+from gpu_healthcheck.sim.node import SimulatedNode
 
 KINDS = ["p5.48xlarge", "p6-b200.48xlarge", "p6e-gb200.36xlarge", "p4d.24xlarge", "p3dn.24xlarge", "g6.xlarge"]
 # Meanings of nvml.h's codes.

@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.nvlink import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.nvml.gpus import NVML, Gpu, Mode, NvLink
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.nvlink import CHECK
+from gpu_healthcheck.healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, Mode, NvLink
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, driver_says, every, judgements
 from tests.checks.evidence import healthy as healthy_gpu
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.nvswitch import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.nvswitch import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, G6, P5, UNKNOWN_TYPE, functions, judgements
 
 P4D = replace(P5, instance_type="p4d.24xlarge")

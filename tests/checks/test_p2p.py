@@ -8,11 +8,19 @@ from itertools import combinations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.p2p import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus, P2p
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.p2p import CHECK
+from gpu_healthcheck.healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus, P2p
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, every, gpu, healthy, judgements
 
 EVERY_PAIR = tuple(combinations(range(8), 2))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.pcie_link import CHECK
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.pcie_link import CHECK
+from gpu_healthcheck.healthcheck.model import (
     Finding,
     Judgement,
     NotConfigured,
@@ -13,7 +13,7 @@ from healthcheck.model import (
     Severity,
     TooEarly,
 )
-from healthcheck.probes.nvml.gpus import NVML, Gpu, PcieLink
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, PcieLink
 from tests.checks.evidence import ADDRESSES, P5, UNKNOWN_TYPE, driver_says, healthy, judgements
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}

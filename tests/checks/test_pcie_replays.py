@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.pcie_replays import CHECK
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.pcie_replays import CHECK
+from gpu_healthcheck.healthcheck.model import (
     Evidence,
     Finding,
     Judgement,
@@ -16,7 +16,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, healthy
 
 ABOUT = {"index": "3", "uuid": "GPU-3", "serial": "1653"}

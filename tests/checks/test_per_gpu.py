@@ -7,10 +7,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import CHECKS, checks_named
-from healthcheck.model import Check, Evidence, Finding, Judgement, NotConfigured, Probe, Unobserved, UnobservedCause
-from healthcheck.probes import pci, services
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
+from gpu_healthcheck.healthcheck.checks import CHECKS, checks_named
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    NotConfigured,
+    Probe,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.probes import pci, services
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu
 from tests.checks.evidence import ADDRESSES, P5, driver_is_silent, driver_says, every, functions, gpu, healthy
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

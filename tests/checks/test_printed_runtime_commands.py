@@ -16,18 +16,23 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.checks import CHECKS
-from healthcheck.model import Finding
-from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.probes.container_runtime import host_paths, nvidia_definitions, processes
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.cri import RuntimeStatus
-from healthcheck.probes.container_runtime.distributions import AKS, EKS_AL2023, K3S, K8S_SNAP, RKE2
-from healthcheck.probes.container_runtime.facts import CONTAINERD, ContainerRuntime, Kubelet, RuntimeAnswer
-from healthcheck.probes.container_runtime.loader import Loader
-from sim.container_runtime import V2, V3, default, handler
-from sim.containerd import RELEASES, RunningContainerd
-from sim.real_node import nvidia_toolkit
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.model import Finding
+from gpu_healthcheck.healthcheck.model.node_facts import PodRuntimeClass
+from gpu_healthcheck.healthcheck.probes.container_runtime import host_paths, nvidia_definitions, processes
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.container_runtime.cri import RuntimeStatus
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import AKS, EKS_AL2023, K3S, K8S_SNAP, RKE2
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
+    CONTAINERD,
+    ContainerRuntime,
+    Kubelet,
+    RuntimeAnswer,
+)
+from gpu_healthcheck.healthcheck.probes.container_runtime.loader import Loader
+from gpu_healthcheck.sim.container_runtime import V2, V3, default, handler
+from gpu_healthcheck.sim.containerd import RELEASES, RunningContainerd
+from gpu_healthcheck.sim.real_node import nvidia_toolkit
 from tests import tiers
 from tests.checks.evidence import P5, finds
 from tools.go_programs.build import NoProgramError

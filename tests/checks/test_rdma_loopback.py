@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.rdma_loopback import CHECK
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved
-from healthcheck.probes.ib_loopback import NOT_RUN, RDMA_LOOPBACK
-from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
+from gpu_healthcheck.healthcheck.checks.rdma_loopback import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved
+from gpu_healthcheck.healthcheck.probes.ib_loopback import NOT_RUN, RDMA_LOOPBACK
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
 from tests.checks.evidence import UNKNOWN_TYPE, judgements
 
 LOST, BLIND = Broken("Failed status 12"), Unobserved(NOT_RUN, "no library")

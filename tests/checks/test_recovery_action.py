@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.recovery_action import CHECK
-from healthcheck.model import Finding, Judgement, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
+from gpu_healthcheck.healthcheck.checks.recovery_action import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, Observation, Severity, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 from tests.checks.evidence import ADDRESSES, P5, driver_says, gpu, judgements
 
 # docs/rules.md 16, as drivers from R610 on define the numbers.

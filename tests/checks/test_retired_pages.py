@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.retired_pages import CHECK
-from healthcheck.model import Finding, Judgement, Observation, Severity
-from healthcheck.probes.nvml.gpus import NVML, Gpu, RetiredPages
+from gpu_healthcheck.healthcheck.checks.retired_pages import CHECK
+from gpu_healthcheck.healthcheck.model import Finding, Judgement, Observation, Severity
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, RetiredPages
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, judgements
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.checks import roce_count, roce_errors, roce_ports
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.roce_errors import MOST_PER_SECOND
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.checks import roce_count, roce_errors, roce_ports
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.roce_errors import MOST_PER_SECOND
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -22,10 +22,17 @@ from healthcheck.model import (
     TooEarly,
     Unobserved,
 )
-from healthcheck.model.node_facts import ONCE_HAD, EarlierHardware, RdmaPort
-from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.mlx5 import CARRIER_CHANGES, HARDWARE_COUNTERS, MLX5, PORT_COUNTERS, Mlx5, Mlx5Device
-from healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.model.node_facts import ONCE_HAD, EarlierHardware, RdmaPort
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import RDMA
+from gpu_healthcheck.healthcheck.probes.mlx5 import (
+    CARRIER_CHANGES,
+    HARDWARE_COUNTERS,
+    MLX5,
+    PORT_COUNTERS,
+    Mlx5,
+    Mlx5Device,
+)
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import HGX, P5, RAILS, efa_functions, finds, hgx, mlx5_device, rdma, storage_device
 
 DOWN = {"state": "1: DOWN", "phys_state": "2: Polling", "rate": 0.0, "has_gid": False}

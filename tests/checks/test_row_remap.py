@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import examine
-from healthcheck.checks.row_remap import CHECK
-from healthcheck.memory.cycles import JudgedCycle, after_cycle
-from healthcheck.memory.findings import Memory
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks import examine
+from gpu_healthcheck.healthcheck.checks.row_remap import CHECK
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import (
     Evidence,
     Finding,
     Judgement,
@@ -21,7 +21,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.gpus import NVML, Gpu, RowRemap
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, RowRemap
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, healthy, judgements
 from tests.examples import NOW, memory_with
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.runtime_classes import CHECK
-from healthcheck.checks.runtime_fixes import give_handler
-from healthcheck.model import Judgement, TooEarly
-from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.probes.container_runtime.distributions import GKE
-from healthcheck.probes.container_runtime.facts import ContainerRuntime
+from gpu_healthcheck.healthcheck.checks.runtime_classes import CHECK
+from gpu_healthcheck.healthcheck.checks.runtime_fixes import give_handler
+from gpu_healthcheck.healthcheck.model import Judgement, TooEarly
+from gpu_healthcheck.healthcheck.model.node_facts import PodRuntimeClass
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import GKE
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import ContainerRuntime
 from tests.checks.evidence import P5
 from tests.checks.runtimes import (
     AKS,

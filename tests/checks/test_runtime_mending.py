@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import runtime_fixes
-from healthcheck.probes.container_runtime.distributions import (
+from gpu_healthcheck.healthcheck.checks import runtime_fixes
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import (
     AKS,
     BOTTLEROCKET,
     EKS_AL2023,
@@ -21,7 +21,7 @@ from healthcheck.probes.container_runtime.distributions import (
     RKE2,
     TALOS,
 )
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     CRIO,
     ContainerRuntime,
     NvidiaDefinition,

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from healthcheck.checks import clocks, gpu_siblings
-from healthcheck.model import Check, Evidence, Finding
-from healthcheck.probes.gpu_pods import GPU_PODS, GpuPods, is_busy
-from healthcheck.probes.nvml.gpus import (
+from gpu_healthcheck.healthcheck.checks import clocks, gpu_siblings
+from gpu_healthcheck.healthcheck.model import Check, Evidence, Finding
+from gpu_healthcheck.healthcheck.probes.gpu_pods import GPU_PODS, GpuPods, is_busy
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import (
     NVML,
     DriverReading,
     Gpu,

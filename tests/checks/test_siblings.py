@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.siblings import Deviation, Figures, is_slow, slower
+from gpu_healthcheck.healthcheck.checks.siblings import Deviation, Figures, is_slow, slower
 
 USUAL = Figures(1980.0, 2619.0, 650.0, 0.0, 0.0)
 CAPPED = Figures(1500.0, 2619.0, 695.0, 1.0, 0.0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.catalog.sxid import CLASSES, sxid_table
-from healthcheck.checks.examine import with_policy
-from healthcheck.checks.sxid import read_sxid
-from healthcheck.model import Finding, KernelEvent, Severity
-from healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.catalog.sxid import CLASSES, sxid_table
+from gpu_healthcheck.healthcheck.checks.examine import with_policy
+from gpu_healthcheck.healthcheck.checks.sxid import read_sxid
+from gpu_healthcheck.healthcheck.model import Finding, KernelEvent, Severity
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity
 SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): "

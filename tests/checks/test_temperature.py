@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks.temperature import CHECK, LOWEST_LIMIT_CELSIUS
-from healthcheck.model import Finding, Judgement, NotConfigured, Observation, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.nvml.gpus import NVML, Gpu, Temperature
-from healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.checks.temperature import CHECK, LOWEST_LIMIT_CELSIUS
+from gpu_healthcheck.healthcheck.model import (
+    Finding,
+    Judgement,
+    NotConfigured,
+    Observation,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, Temperature
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import ADDRESSES, P5, driver_says, every, finds, functions, healthy, tells
 
 SUBJECT = f"gpu/{ADDRESSES[3]}"

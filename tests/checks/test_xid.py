@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.xid import CHECK
-from healthcheck.model import Evidence, KernelEvent, Nature, Severity
-from healthcheck.model.node_facts import DeepDiagnostic
-from healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.xid import CHECK
+from gpu_healthcheck.healthcheck.model import Evidence, KernelEvent, Nature, Severity
+from gpu_healthcheck.healthcheck.model.node_facts import DeepDiagnostic
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import judgements
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.checks.examine import with_policy
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.xid import read_xid
-from healthcheck.memory.findings import pid_of
-from healthcheck.model import Finding, Severity
-from healthcheck.probes.kernel_log import Record, parse_record
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.checks.examine import with_policy
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.xid import read_xid
+from gpu_healthcheck.healthcheck.memory.findings import pid_of
+from gpu_healthcheck.healthcheck.model import Finding, Severity
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record, parse_record
 from tests.examples import finding_in
 
 OFF_BUS = "GPU has fallen off the bus."

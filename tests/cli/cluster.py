@@ -11,7 +11,7 @@ from typing import Any
 from kubernetes import config
 from kubernetes.client import ApiClient
 
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.console import typed
 
 P = "gpu-healthcheck.aws-samples.io"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane
-from sim.device_plugin import DevicePlugin
-from sim.host_boot import HostBoot
-from sim.kubelet import Kubelets
-from sim.kubelet_logs import KubeletLogs
-from sim.node import SimulatedNode
-from sim.pod_resources import serving_pod_resources
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.device_plugin import DevicePlugin
+from gpu_healthcheck.sim.host_boot import HostBoot
+from gpu_healthcheck.sim.kubelet import Kubelets
+from gpu_healthcheck.sim.kubelet_logs import KubeletLogs
+from gpu_healthcheck.sim.node import SimulatedNode
+from gpu_healthcheck.sim.pod_resources import serving_pod_resources
 from tests.cli.cluster import ROOT
 from tests.cli.quarantine_world import Hospital
 from tests.cli.reset_world import Workshop

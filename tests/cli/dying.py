@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli.app import run
+from gpu_healthcheck.cli.app import run
 from tests.sweeper.dying import Dying, die_at_writes
 
 

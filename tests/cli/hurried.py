@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from agent.node import reset_watch
-from cli.__main__ import main
-from healthcheck.deep import reset_command
-from repair import marks
+from gpu_healthcheck.agent.node import reset_watch
+from gpu_healthcheck.cli.__main__ import main
+from gpu_healthcheck.healthcheck.deep import reset_command
+from gpu_healthcheck.repair import marks
 from tests.cli.dying import DyingAtWrites
 from tests.sweeper.dying import die_at_writes
 

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from healthcheck.operations.quarantine_job import CRON_JOB, job_name
-from sim.control_plane import ControlPlane
-from sim.kubelet import Kubelets
-from sim.kubelet_logs import KubeletLogs
+from gpu_healthcheck.healthcheck.operations.quarantine_job import CRON_JOB, job_name
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.kubelet import Kubelets
+from gpu_healthcheck.sim.kubelet_logs import KubeletLogs
 from tests.cli.cluster import P, start
 from tests.waiting import eventually
 

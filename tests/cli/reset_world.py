@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.node.state import NodeState
-from healthcheck.operations.reset_job import job_name, reset_job
-from sim.control_plane import ControlPlane
-from sim.device_plugin import DEPLOY, PLUGIN, DevicePlugin
-from sim.host_boot import HostBoot
-from sim.host_services import Container
-from sim.kubelet import Kubelets
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.operations.reset_job import job_name, reset_job
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.device_plugin import DEPLOY, PLUGIN, DevicePlugin
+from gpu_healthcheck.sim.host_boot import HostBoot
+from gpu_healthcheck.sim.host_services import Container
+from gpu_healthcheck.sim.kubelet import Kubelets
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.cli.cluster import P, start
 from tests.waiting import GIVE_UP_SECONDS, eventually
 

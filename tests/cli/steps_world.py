@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cli.node_step import node_step
-from healthcheck.cluster.nodes import node_state
-from healthcheck.deep.attempts import is_rebooted_at_once
-from healthcheck.deep.reset_plan import reset_targets, why_not_reboot, why_not_reset
-from healthcheck.memory.reason_names import SLOW
-from healthcheck.model import Finding, Severity, Status
-from healthcheck.node.state import NodeState
-from healthcheck.operations.next_step import NextStep
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import LEVEL_4, StandingRecord
-from quarantine.recommendation import GroupResult, RunResult, recommend
+from gpu_healthcheck.cli.node_step import node_step
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.deep.attempts import is_rebooted_at_once
+from gpu_healthcheck.healthcheck.deep.reset_plan import reset_targets, why_not_reboot, why_not_reset
+from gpu_healthcheck.healthcheck.memory.reason_names import SLOW
+from gpu_healthcheck.healthcheck.model import Finding, Severity, Status
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import LEVEL_4, StandingRecord
+from gpu_healthcheck.quarantine.recommendation import GroupResult, RunResult, recommend
 
 P = "gpu-healthcheck.aws-samples.io"
 GPU = "gpu/0000:18:00.0"

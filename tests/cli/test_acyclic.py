@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from cli.access import acyclic
+from gpu_healthcheck.cli.access import acyclic
 
 
 def test_acyclic_disables_garbage_collection_until_its_end() -> None:

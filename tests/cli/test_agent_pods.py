@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.agent_pods import SilentNodes, StartFailure, outdated, start_failures
+from gpu_healthcheck.cli.agent_pods import SilentNodes, StartFailure, outdated, start_failures
 
 Json = dict[str, Any]
 PLACED = {"nodeName": "gpu-1"}

@@ -18,9 +18,9 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from cli.app import app
-from sim.node import SimulatedNode
-from sim.pod_resources import serving_pod_resources
+from gpu_healthcheck.cli.app import app
+from gpu_healthcheck.sim.node import SimulatedNode
+from gpu_healthcheck.sim.pod_resources import serving_pod_resources
 from tests.console import typed
 from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4, printed
 from tests.waiting import GIVE_UP_SECONDS, eventually
@@ -267,7 +267,7 @@ def test_check_record_lists_its_checks(world: World, words: tuple[str, ...]) -> 
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds between the reads, which do not pass."""
     seconds: list[float] = []
-    monkeypatch.setattr("cli.this_machine.sleep", seconds.append)
+    monkeypatch.setattr("gpu_healthcheck.cli.this_machine.sleep", seconds.append)
     return seconds
 
 
@@ -322,7 +322,7 @@ def test_check_siblings_now_ends_at_ctrl_c(world: World, monkeypatch: pytest.Mon
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cli.this_machine.sleep", interrupt)
+    monkeypatch.setattr("gpu_healthcheck.cli.this_machine.sleep", interrupt)
     done = world.run("siblings", "--now")
 
     assert (done.returncode, done.stdout) == (130, "")

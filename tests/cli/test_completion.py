@@ -12,10 +12,10 @@ from unittest import mock
 import pytest
 import yaml
 
-from cli import __main__ as started
-from cli import app as commands
-from cli.completion import Shell
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.cli import __main__ as started
+from gpu_healthcheck.cli import app as commands
+from gpu_healthcheck.cli.completion import Shell
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.cli.test_exit_codes import unreachable
 from tests.console import typed
 from tests.waiting import eventually

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.state import RESULTS
+from gpu_healthcheck.healthcheck.node.state import RESULTS
 from tests.cli.cluster import run
 from tests.cli.quarantine_world import ACCOUNT, DEFAULT_PODS, Hospital
 from tests.waiting import eventually

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cli.access import cluster_of
-from cli.eviction import eviction_effects
-from healthcheck.cluster.kubeconfig import Access
-from sim.api_objects import JOBS
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.cli.eviction import eviction_effects
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.sim.api_objects import JOBS
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 
 
 def test_eviction_effects_end_for_controllers_in_a_circle(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import healthcheck
-from cli import app as commands
-from cli.app import app
+from gpu_healthcheck import healthcheck
+from gpu_healthcheck.cli import app as commands
+from gpu_healthcheck.cli.app import app
 from tests.console import typed
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
@@ -178,7 +178,7 @@ def test_no_command_lists_all_commands() -> None:
 def test_defect_of_this_program_is_no_fault_of_the_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cli.check.judged", lambda _: 1 / 0)
+    monkeypatch.setattr("gpu_healthcheck.cli.check.judged", lambda _: 1 / 0)
 
     assert _end_of(("check",), monkeypatch) == 2
     assert "ZeroDivisionError" in capsys.readouterr().err
@@ -280,7 +280,7 @@ def test_documented_exit_codes_cover_each_command() -> None:
 @pytest.mark.parametrize("left", range(6))
 def test_check_without_file_descriptors_could_not_check(left: int, tmp_path: Path) -> None:
     program = (
-        "import resource, sys; from cli.app import run\n"
+        "import resource, sys; from gpu_healthcheck.cli.app import run\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (3 + {left}, 3 + {left}))\n"
         f"sys.argv = ['gpu-healthcheck', 'check', '--root', {str(tmp_path)!r}]; run()"
     )

@@ -10,13 +10,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from cli import index
-from cli.app import app
-from healthcheck.catalog.dcgm import dcgm_table
-from healthcheck.catalog.sxid import sxid_table
-from healthcheck.catalog.xid import xid_table
-from healthcheck.checks import CHECKS, DEEP_CHECKS
-from healthcheck.model import Reason
+from gpu_healthcheck.cli import index
+from gpu_healthcheck.cli.app import app
+from gpu_healthcheck.healthcheck.catalog.dcgm import dcgm_table
+from gpu_healthcheck.healthcheck.catalog.sxid import sxid_table
+from gpu_healthcheck.healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.healthcheck.checks import CHECKS, DEEP_CHECKS
+from gpu_healthcheck.healthcheck.model import Reason
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("Xid", "SXid")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import gate
-from healthcheck.host import http_server
-from sim.node import SimulatedNode
+from gpu_healthcheck.cli import gate
+from gpu_healthcheck.healthcheck.host import http_server
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.permissions import as_nobody
 from tests.waiting import GIVE_UP_SECONDS
 
@@ -29,7 +29,7 @@ def hook(event, arguments):
         written.append(arguments[0])
 sys.addaudithook(hook)
 atexit.register(lambda: print(written, *sys.modules, sep="\\n", file=sys.stderr))
-from cli.__main__ import main
+from gpu_healthcheck.cli.__main__ import main
 main()
 """
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs its prolog as root")
@@ -58,7 +58,7 @@ def test_gate_loads_only_the_standard_library() -> None:
     others = {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
 
     assert (done.returncode, written) == (0, "[]")
-    assert others == {"__main__", "cli", "cli.__main__"}
+    assert others == {"__main__", "gpu_healthcheck", "gpu_healthcheck.cli", "gpu_healthcheck.cli.__main__"}
 
 
 class Machine:

@@ -8,13 +8,13 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from agent.process import agent_program
-from cli import __main__ as started
-from cli import app as commands
-from cli import gate as gate_program
-from cli.app import COMMANDS, app
-from quarantine import __main__ as quarantine_program
-from sweeper import __main__ as sweeper_program
+from gpu_healthcheck.agent.process import agent_program
+from gpu_healthcheck.cli import __main__ as started
+from gpu_healthcheck.cli import app as commands
+from gpu_healthcheck.cli import gate as gate_program
+from gpu_healthcheck.cli.app import COMMANDS, app
+from gpu_healthcheck.quarantine import __main__ as quarantine_program
+from gpu_healthcheck.sweeper import __main__ as sweeper_program
 from tests.console import typed
 
 PROGRAMS = {

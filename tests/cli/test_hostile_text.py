@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.text.printable import printable
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.cli.cluster import P
 from tests.cli.quarantine_world import Hospital
 from tests.hostile import HOSTILE

@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.app import COMMANDS, PROGRAMS, app, command_of
+from gpu_healthcheck.cli.app import COMMANDS, PROGRAMS, app, command_of
 
 ROOT = Path(__file__).parents[2]
-LOADED = "import sys; from cli.app import app; app({words!r}, standalone_mode=False); print(); print(*sys.modules)"
+LOADED = """
+import sys
+from gpu_healthcheck.cli.app import app
+app({words!r}, standalone_mode=False)
+print()
+print(*sys.modules)
+"""
+CHECKS = "gpu_healthcheck.healthcheck.checks"
 
 
 def loaded(*words: str) -> set[str]:
@@ -23,16 +30,16 @@ def loaded(*words: str) -> set[str]:
 def test_version_loads_no_other_command_and_no_client() -> None:
     modules = loaded("version")
 
-    assert "cli.app" in modules
-    assert {f"cli.{name}" for name in COMMANDS} & modules == {"cli.version"}
-    assert not {"kubernetes", "pydantic", "rich", "structlog", "healthcheck.checks"} & modules
+    assert "gpu_healthcheck.cli.app" in modules
+    assert {f"gpu_healthcheck.cli.{name}" for name in COMMANDS} & modules == {"gpu_healthcheck.cli.version"}
+    assert not {"kubernetes", "pydantic", "rich", "structlog", CHECKS} & modules
 
 
 def test_explain_loads_no_other_command_and_no_client() -> None:
     modules = loaded("explain", "79")
 
-    assert {f"cli.{name}" for name in COMMANDS} & modules == {"cli.explain"}
-    assert not {"kubernetes", "urllib3", "pydantic", "healthcheck.checks"} & modules
+    assert {f"gpu_healthcheck.cli.{name}" for name in COMMANDS} & modules == {"gpu_healthcheck.cli.explain"}
+    assert not {"kubernetes", "urllib3", "pydantic", CHECKS} & modules
 
 
 def test_replay_of_a_log_loads_few_checks_and_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,8 +48,16 @@ def test_replay_of_a_log_loads_few_checks_and_no_settings(tmp_path: Path, monkey
     log.write_text("[ 1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20\n")
     modules = loaded("replay", str(log))
 
-    assert "healthcheck.checks.xid" in modules
-    assert not {"pydantic", "healthcheck.settings", "healthcheck.checks.listed", "kubernetes"} & modules
+    assert f"{CHECKS}.xid" in modules
+    assert (
+        not {
+            "pydantic",
+            "gpu_healthcheck.healthcheck.settings",
+            f"{CHECKS}.listed",
+            "kubernetes",
+        }
+        & modules
+    )
 
 
 def test_check_without_settings_loads_no_pydantic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,19 +70,19 @@ def test_diagnose_of_a_saved_state_loads_no_client(tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     state.write_text('{"apiVersion": "v1", "kind": "List", "items": []}')
 
-    assert not {"kubernetes", "jinja2", "pydantic", "healthcheck.checks.listed"} & loaded(
-        "diagnose", "--from", str(state)
-    )
+    assert not {"kubernetes", "jinja2", "pydantic", f"{CHECKS}.listed"} & loaded("diagnose", "--from", str(state))
 
 
 @pytest.mark.parametrize("words", [("-h",), ("__complete", "")], ids=" ".join)
 def test_command_list_loads_no_command(words: tuple[str, ...]) -> None:
     program = f"import sys; sys.argv[1:] = {[*words]!r}; import atexit; atexit.register(lambda: print(*sys.modules))"
     shown = subprocess.check_output(
-        [sys.executable, "-c", f"{program}\nfrom cli.__main__ import main; main()"], cwd=ROOT, text=True
+        [sys.executable, "-c", f"{program}\nfrom gpu_healthcheck.cli.__main__ import main; main()"], cwd=ROOT, text=True
     )
 
-    assert not {f"cli.{name}" for name in COMMANDS if name != "completion"} & {*shown.splitlines()[-1].split()}
+    assert not {f"gpu_healthcheck.cli.{name}" for name in COMMANDS if name != "completion"} & {
+        *shown.splitlines()[-1].split()
+    }
     assert [name for name in COMMANDS if name not in shown] == []
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.memory.file import MemoryFile
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.console import typed
 
 XID_62 = (62, "0x1 0x2 0x3")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from cli.node_job import LogLines, log_line
+from gpu_healthcheck.cli.node_job import LogLines, log_line
 
 FIRST, SECOND, THIRD = (f"2026-11-21T12:00:00.00000000{digit}Z" for digit in "123")
 

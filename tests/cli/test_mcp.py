@@ -16,8 +16,8 @@ from mcp import Client, StdioServerParameters, stdio_client
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, TextContent
 
-from cli import mcp_server
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.cli import mcp_server
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import ROOT, P, run
 
 NODES = ("gpu-node-1", "gpu-node-2")
@@ -185,8 +185,8 @@ def test_command_past_the_deadline_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_missing_extra_is_named() -> None:
-    program = "import sys; sys.modules['mcp'] = None; sys.argv[1:] = ['mcp']; from cli.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    program = "import sys; sys.modules['mcp'] = None; from gpu_healthcheck.cli.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "mcp"], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout) == (3, "")
     assert "pip install 'gpu-healthcheck[mcp]'" in done.stderr

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from cli.node_groups import GROUPINGS, concentration, dividing, groups_of
+from gpu_healthcheck.cli.node_groups import GROUPINGS, concentration, dividing, groups_of
 
 ZONE = "topology.kubernetes.io/zone"
 

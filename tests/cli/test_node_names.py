@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli.options import node_names
+from gpu_healthcheck.cli.options import node_names
 from tests.cli.cluster import run_here
 
 

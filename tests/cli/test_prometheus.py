@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from diagnosis.snapshot.gpu_use import AN_HOUR_AGO, EXPORTED, IDLE, SERIES, USE
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import AN_HOUR_AGO, EXPORTED, IDLE, SERIES, USE
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.console import typed
 from tests.prometheus import PrometheusStandIn, Series, series
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from cli.access import cluster_of
-from healthcheck.cluster.errors import ClusterError, Conflict
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.deep.job import SHOWN
-from healthcheck.operations.quarantine_job import job_name
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.deep.job import SHOWN
+from gpu_healthcheck.healthcheck.operations.quarantine_job import job_name
 from tests.cli.cluster import P
 from tests.cli.quarantine_world import ACCOUNT, BATCH, DEFAULT_PODS, JOB_PODS, LOST_GPU, NODES, Hospital
 from tests.evicting import STALE, annotation, eviction

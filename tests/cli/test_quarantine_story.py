@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.operations.quarantine_job import CRON_JOB
-from sim.control_plane import MANIFESTS, ControlPlane
-from sim.kubelet import Kubelets
-from sim.kubelet_logs import KubeletLogs
-from sim.node import EFA_PROGRAMS, SimulatedNode
+from gpu_healthcheck.healthcheck.operations.quarantine_job import CRON_JOB
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.sim.kubelet import Kubelets
+from gpu_healthcheck.sim.kubelet_logs import KubeletLogs
+from gpu_healthcheck.sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.cli.cluster import ROOT
 from tests.cli.quarantine_world import Hospital
 

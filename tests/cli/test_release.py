@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.release import ReleaseOptions, release_nodes
-from healthcheck.cluster.kubeconfig import Access
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.cli.release import ReleaseOptions, release_nodes
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import Json, P, cordon, mark, run_here
 
 OURS = {"by": "gpu-quarantine-n"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.text.moments import moment
-from sim.device_plugin import DEPLOY
-from sim.dra_plugin import XID_TAINT, DraPlugin
+from gpu_healthcheck.healthcheck.text.moments import moment
+from gpu_healthcheck.sim.device_plugin import DEPLOY
+from gpu_healthcheck.sim.dra_plugin import XID_TAINT, DraPlugin
 from tests.cli.cluster import P
 from tests.cli.reset_world import PODS, Workshop
 from tests.evicting import BUDGET_ANSWER, annotation, eviction

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sim.device_plugin import DEPLOY
+from gpu_healthcheck.sim.device_plugin import DEPLOY
 from tests.cli.reset_world import JOBS, Workshop
 from tests.cli.test_reset import WITHOUT_TOLERATION, asked
 from tests.waiting import GIVE_UP_SECONDS, eventually

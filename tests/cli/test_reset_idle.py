@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep.reset_command import ResetCommand, render
-from healthcheck.operations.reset_job import job_name
-from healthcheck.text.moments import timestamp
-from sim.control_plane import ControlPlane, unbound_token
-from sim.device_plugin import DEPLOY
+from gpu_healthcheck.healthcheck.deep.reset_command import ResetCommand, render
+from gpu_healthcheck.healthcheck.operations.reset_job import job_name
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sim.control_plane import ControlPlane, unbound_token
+from gpu_healthcheck.sim.device_plugin import DEPLOY
 from tests.cli.cluster import ROOT, P
 from tests.cli.reset_world import JOBS, PODS, Workshop
 from tests.evicting import BUDGET_ANSWER, annotation, eviction

@@ -6,11 +6,11 @@ from io import StringIO
 
 import pytest
 
-from cli import quarantine, reset
-from cli.quarantine_node import QuarantineOutcome
-from cli.reset_node import ResetOutcome
-from healthcheck.host.console import Screen
-from healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.cli import quarantine, reset
+from gpu_healthcheck.cli.quarantine_node import QuarantineOutcome
+from gpu_healthcheck.cli.reset_node import ResetOutcome
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
 
 
 def test_quarantine_result_prints_each_text_on_its_line() -> None:

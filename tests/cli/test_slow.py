@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.access import cluster_of
-from cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
-from cli.fleet_faults import rank
-from cli.output import fleet_page
-from cli.output.fleet_table import print_slow
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.leases import Heartbeat
-from healthcheck.node.state import INSTANCE_TYPE, NodeState
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
+from gpu_healthcheck.cli.fleet_faults import rank
+from gpu_healthcheck.cli.output import fleet_page
+from gpu_healthcheck.cli.output.fleet_table import print_slow
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.leases import Heartbeat
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE, NodeState
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import P, run_here
 from tests.cli.test_terminal_width import WIDTHS, must_be_one_row_each, names, shown
 from tests.hostile import HOSTILE

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.state import RESULTS
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.node.state import RESULTS
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 from tests.cli.cluster import start
 from tests.cli.quarantine_world import DEFAULT_PODS, NODES, Hospital
 from tests.waiting import eventually

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.access import cluster_of
-from cli.fleet import ago
-from cli.node_step import node_step
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.memory.reason_names import LOCKED
-from healthcheck.memory.rows import FindingRow
-from healthcheck.node.state import NodeState
-from healthcheck.text.boundary import read_row
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.gate import refused_message
-from healthcheck.verdict.node_events import NodeEvent
-from healthcheck.verdict.record import StandingRecord
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.cli.fleet import ago
+from gpu_healthcheck.cli.node_step import node_step
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.memory.reason_names import LOCKED
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.text.boundary import read_row
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.gate import refused_message
+from gpu_healthcheck.healthcheck.verdict.node_events import NodeEvent
+from gpu_healthcheck.healthcheck.verdict.record import StandingRecord
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import P, run_here
 from tests.evicting import BUDGET_ANSWER, FINDING, STALE, annotation, eviction
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cli.node_step import node_step
-from healthcheck.model import Severity
-from healthcheck.verdict.record import StandingRecord
+from gpu_healthcheck.cli.node_step import node_step
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.verdict.record import StandingRecord
 from tests.cli.steps_world import BEGIN, HEALTHY, PERSON, REPLACED, Fault, Walk
 
 EC2: dict[str, Any] = {"provider": "aws:///us-west-2a/i-0123456789abcdef0"}

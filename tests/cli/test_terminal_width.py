@@ -14,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 from rich.text import Text
 
-from cli.output.allocation_table import page
-from diagnosis.answers.allocation import allocation
-from healthcheck.deep.due import DeepTest
-from healthcheck.host.console import fitted_table, shortened, wrapped
-from healthcheck.node.state import UNHEALTHY
-from sim.api_stand_in import ApiStandIn
-from sweeper import __main__ as sweep
-from sweeper.select import Candidate, Decision
+from gpu_healthcheck.cli.output.allocation_table import page
+from gpu_healthcheck.diagnosis.answers.allocation import allocation
+from gpu_healthcheck.healthcheck.deep.due import DeepTest
+from gpu_healthcheck.healthcheck.host.console import fitted_table, shortened, wrapped
+from gpu_healthcheck.healthcheck.node.state import UNHEALTHY
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sweeper import __main__ as sweep
+from gpu_healthcheck.sweeper.select import Candidate, Decision
 from tests.cli.cluster import P
 from tests.console import typed
 from tests.diagnosis.states import node, pod, snapshot

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from cli.uninstall import take_off
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.nodes import Nodes
-from healthcheck.host.console import Screen
-from healthcheck.node.state import NodeState
-from healthcheck.operations.uninstall import DELETE_FILES, DELETE_REST, SHOW_RULES, STOP, STOP_GATE
-from sim.api_objects import CRON_JOBS, DAEMON_SETS, JOBS, PODS, Resource
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.cli.uninstall import take_off
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.nodes import Nodes
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.operations.uninstall import DELETE_FILES, DELETE_REST, SHOW_RULES, STOP, STOP_GATE
+from gpu_healthcheck.sim.api_objects import CRON_JOBS, DAEMON_SETS, JOBS, PODS, Resource
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import SPOT, Json, P, client, cordon, run_here
 
 OURS = {"app.kubernetes.io/name": "gpu-healthcheck"}

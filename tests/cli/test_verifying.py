@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from cli.verify import Verification, engine_answers, settings_answers, show
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.host.console import Screen
-from healthcheck.node.hami import CARDS
-from healthcheck.node.state import RESULTS, NodeState
-from sim.api_objects import CONFIG_MAPS, DEPLOYMENTS, WEBHOOKS
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.cli.verify import Verification, engine_answers, settings_answers, show
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.node.hami import CARDS
+from gpu_healthcheck.healthcheck.node.state import RESULTS, NodeState
+from gpu_healthcheck.sim.api_objects import CONFIG_MAPS, DEPLOYMENTS, WEBHOOKS
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.hami_cluster import NAMESPACE, deployment, webhook
 
 

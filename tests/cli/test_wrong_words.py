@@ -11,11 +11,11 @@ import pytest
 import typer
 from msgspec import Struct
 
-from agent.process.settings import AgentSettings
-from cli.app import app
-from healthcheck.settings.job_program import JobSettings
-from healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
-from sweeper.settings import SweeperSettings, SweepRunSettings
+from gpu_healthcheck.agent.process.settings import AgentSettings
+from gpu_healthcheck.cli.app import app
+from gpu_healthcheck.healthcheck.settings.job_program import JobSettings
+from gpu_healthcheck.healthcheck.settings.reading import SettingsError, complain_of_environment, read_variables
+from gpu_healthcheck.sweeper.settings import SweeperSettings, SweepRunSettings
 from tests.console import typed
 
 ARGUMENTS = {

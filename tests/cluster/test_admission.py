@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.cluster.client import Cluster as Client
-from healthcheck.cluster.errors import Conflict
-from healthcheck.cluster.nodes import node_state
-from healthcheck.deep import claim as deep_runs
-from healthcheck.node.state import HARDWARE_READY, OUR_WORD, REPAIR_CONDITIONS
-from healthcheck.verdict.budget import holder_label
-from sim.control_plane import Answer, ControlPlane, unbound_token
-from sim.control_plane.files import write_kubeconfig
+from gpu_healthcheck.healthcheck.cluster.client import Cluster as Client
+from gpu_healthcheck.healthcheck.cluster.errors import Conflict
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.deep import claim as deep_runs
+from gpu_healthcheck.healthcheck.node.state import HARDWARE_READY, OUR_WORD, REPAIR_CONDITIONS
+from gpu_healthcheck.healthcheck.verdict.budget import holder_label
+from gpu_healthcheck.sim.control_plane import Answer, ControlPlane, unbound_token
+from gpu_healthcheck.sim.control_plane.files import write_kubeconfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

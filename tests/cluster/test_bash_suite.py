@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

@@ -14,12 +14,12 @@ from threading import Lock
 import pytest
 from msgspec.structs import replace
 
-from agent.node.slot_requests import OwnSlot
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import Conflict, NotFound
-from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import allowed
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.agent.node.slot_requests import OwnSlot
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import Conflict, NotFound
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.verdict.budget import allowed
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.cluster import errors
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.errors import ClusterError, Unavailable
-from healthcheck.cluster.kubeconfig import Access
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.healthcheck.cluster import errors
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Unavailable
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 
 NODE = "gpu-node-1"
 KINDS = {

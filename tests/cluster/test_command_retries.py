@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from healthcheck.cluster.errors import Unauthorized, Unavailable
-from healthcheck.cluster.retries import CommandRetries, Interrupted
+from gpu_healthcheck.healthcheck.cluster.errors import Unauthorized, Unavailable
+from gpu_healthcheck.healthcheck.cluster.retries import CommandRetries, Interrupted
 
 
 def test_nothing_is_begun_any_more_after_ctrl_c() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from healthcheck.catalog.profiles import PROFILES_FILE
-from healthcheck.settings.declaration import NodeSettings, settings_of
-from sim.control_plane import MANIFESTS, ControlPlane, ControlPlaneError
+from gpu_healthcheck.healthcheck.catalog.profiles import PROFILES_FILE
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings, settings_of
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane, ControlPlaneError
 
 pytestmark = pytest.mark.cluster
 

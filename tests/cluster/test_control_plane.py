@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sim.control_plane import ControlPlane, binaries
+from gpu_healthcheck.sim.control_plane import ControlPlane, binaries
 from tests.waiting import eventually
 from tools.go_programs.build import NoProgramError
 

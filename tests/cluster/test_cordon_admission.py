@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.hami import CORDON, cordon_change
-from healthcheck.node.state import DEVICE_CORDON, NodeState
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.healthcheck.node.hami import CORDON, cordon_change
+from gpu_healthcheck.healthcheck.node.state import DEVICE_CORDON, NodeState
+from gpu_healthcheck.sim.control_plane import ControlPlane
 
 pytestmark = pytest.mark.cluster
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.dra import DeviceTaints
-from healthcheck.cluster.errors import Conflict
-from healthcheck.node.device_rules import DeviceRule, RuleTaint
-from healthcheck.verdict.device_taints import MissingRule
-from sim.control_plane import DEVICE_TAINT_RULES, ControlPlane
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.dra import DeviceTaints
+from gpu_healthcheck.healthcheck.cluster.errors import Conflict
+from gpu_healthcheck.healthcheck.node.device_rules import DeviceRule, RuleTaint
+from gpu_healthcheck.healthcheck.verdict.device_taints import MissingRule
+from gpu_healthcheck.sim.control_plane import DEVICE_TAINT_RULES, ControlPlane
 from tests.device_taints import Json, publish, rules_of
 from tests.waiting import eventually
 

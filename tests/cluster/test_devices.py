@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from kubernetes.client import ApiClient, Configuration
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import Forbidden
-from healthcheck.node.devices import AllocatedDevices, NodeDevices
-from sim.loopback import LoopbackAnswers, LoopbackServer
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden
+from gpu_healthcheck.healthcheck.node.devices import AllocatedDevices, NodeDevices
+from gpu_healthcheck.sim.loopback import LoopbackAnswers, LoopbackServer
 
 JSON = {"Content-Type": "application/json"}
 HELD = {"driver": "gpu.nvidia.com", "pool": "n", "device": "gpu-0"}

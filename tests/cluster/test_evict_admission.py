@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sim.control_plane import ControlPlane, install, unbound_token
+from gpu_healthcheck.sim.control_plane import ControlPlane, install, unbound_token
 from tests.cluster.node_patches import annotated, labelled, tainted
 from tests.overlays import OVERLAYS
 from tests.waiting import eventually

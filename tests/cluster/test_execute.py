@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.cluster.connection import Connection, connect
-from healthcheck.cluster.errors import Forbidden, Refused, Unavailable
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.pods import Listings
+from gpu_healthcheck.healthcheck.cluster.connection import Connection, connect
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden, Refused, Unavailable
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.pods import Listings
 from tests.diagnosis.exec_cluster import STDOUT, ExecCluster, frame, status
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.access import cluster_of
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.node.state import NodeState
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.cli.cluster import P, run_here
 from tests.cli.test_terminal_width import shown
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.state import NodeState
-from sim.control_plane import Answer, ControlPlane, unbound_token
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.sim.control_plane import Answer, ControlPlane, unbound_token
 from tests.cluster.test_admission import client, event, lease, node_owner, slot
 from tests.cluster.test_sweep_job_admission import sweep_job
 

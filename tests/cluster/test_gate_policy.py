@@ -12,7 +12,7 @@ import pytest
 import yaml
 from kubernetes.utils import parse_quantity
 
-from sim.control_plane import Answer, ControlPlane
+from gpu_healthcheck.sim.control_plane import Answer, ControlPlane
 from tests.overlays import OVERLAYS
 from tests.waiting import eventually
 

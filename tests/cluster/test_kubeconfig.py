@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from healthcheck.cluster import kubeconfig
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.errors import ClusterError
-from healthcheck.cluster.kubeconfig import (
+from gpu_healthcheck.healthcheck.cluster import kubeconfig
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import (
     Access,
     KubeconfigError,
     SelectedContext,

@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import Connection, Requests, connect
-from healthcheck.cluster.dra import DeviceTaints
-from healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unavailable
-from healthcheck.cluster.installation import Right
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.deep.job import JobState
-from healthcheck.node.device_rules import DeviceRule, RuleTaint
-from healthcheck.node.pods import PodState
-from healthcheck.node.state import NodeState
-from healthcheck.verdict.budget import Slot
-from healthcheck.verdict.device_taints import MissingRule
-from healthcheck.verdict.node_events import NodeEvent
-from sim.loopback import LoopbackAnswers, LoopbackServer
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import Connection, Requests, connect
+from gpu_healthcheck.healthcheck.cluster.dra import DeviceTaints
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, Refused, Unavailable
+from gpu_healthcheck.healthcheck.cluster.installation import Right
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.deep.job import JobState
+from gpu_healthcheck.healthcheck.node.device_rules import DeviceRule, RuleTaint
+from gpu_healthcheck.healthcheck.node.pods import PodState
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.verdict.budget import Slot
+from gpu_healthcheck.healthcheck.verdict.device_taints import MissingRule
+from gpu_healthcheck.healthcheck.verdict.node_events import NodeEvent
+from gpu_healthcheck.sim.loopback import LoopbackAnswers, LoopbackServer
 from tests.cli.cluster import run_here
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)

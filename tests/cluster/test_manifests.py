@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.process.settings import AgentSettings
-from diagnosis.sources.kinds import KINDS, SHARING
-from healthcheck import __version__
-from healthcheck.cluster.names import POLICIES
-from healthcheck.settings.declaration import settings_of
-from sim.control_plane import MANIFESTS, ControlPlane
-from sim.control_plane.build import binaries
-from sim.real_node import agent_pod
+from gpu_healthcheck.agent.process.settings import AgentSettings
+from gpu_healthcheck.diagnosis.sources.kinds import KINDS, SHARING
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.healthcheck.cluster.names import POLICIES
+from gpu_healthcheck.healthcheck.settings.declaration import settings_of
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.sim.control_plane.build import binaries
+from gpu_healthcheck.sim.real_node import agent_pod
 from tests.newcomer.typed import shown
 from tests.waiting import eventually
 

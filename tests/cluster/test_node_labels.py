@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.control_plane import ControlPlane, ControlPlaneError
+from gpu_healthcheck.sim.control_plane import ControlPlane, ControlPlaneError
 
 pytestmark = pytest.mark.cluster
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.cli.cluster import Json, P, run
 
 pytestmark = pytest.mark.cluster

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sim.loopback import LoopbackAnswers, LoopbackServer
+from gpu_healthcheck.sim.loopback import LoopbackAnswers, LoopbackServer
 from tests.cli.cluster import run_here
 
 READ_AT_ONCE = """
 import sys, threading
-from healthcheck.cluster.pages import check_node, node_page
+from gpu_healthcheck.healthcheck.cluster.pages import check_node, node_page
 sys.setswitchinterval(1e-7)
 start = threading.Barrier(16)
 def read(first):

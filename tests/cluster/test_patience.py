@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
-from healthcheck.cluster.retries import RetryLimits
-from quarantine import node_marks
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Unavailable
+from gpu_healthcheck.healthcheck.cluster.retries import RetryLimits
+from gpu_healthcheck.quarantine import node_marks
 
 AWAY = Unavailable("away")
 

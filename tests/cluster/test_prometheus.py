@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.prometheus import AddressError, PrometheusError, checked, instant
+from gpu_healthcheck.healthcheck.cluster.prometheus import AddressError, PrometheusError, checked, instant
 from tests.prometheus import JSON, PrometheusStandIn, series
 
 UP = [series(87, gpu="0"), series(0, gpu="1")]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.deep.job import TESTED_NODE
-from healthcheck.operations.quarantine_job import TARGET
-from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
-from sim.control_plane.build import binaries
+from gpu_healthcheck.healthcheck.deep.job import TESTED_NODE
+from gpu_healthcheck.healthcheck.operations.quarantine_job import TARGET
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane, unbound_token
+from gpu_healthcheck.sim.control_plane.build import binaries
 from tests.cluster.node_patches import annotated, labelled, tainted
 
 P = "gpu-healthcheck.aws-samples.io"

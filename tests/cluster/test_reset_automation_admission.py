@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.deep.reset_command import ResetCommand, render
-from healthcheck.node.state import NodeState
-from healthcheck.operations.quarantine_job import COMPONENT as QUARANTINE
-from healthcheck.operations.reset_job import AUTOMATION, reset_job
-from healthcheck.text.moments import timestamp
-from sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
+from gpu_healthcheck.healthcheck.deep.reset_command import ResetCommand, render
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.operations.quarantine_job import COMPONENT as QUARANTINE
+from gpu_healthcheck.healthcheck.operations.reset_job import AUTOMATION, reset_job
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane, install, unbound_token
 from tests.cluster import test_quarantine_manifests as quarantine
 from tests.cluster import test_sweep_job_admission as sweeps
 from tests.cluster.node_patches import annotated, labelled, tainted

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.deep.reset_command import ResetCommand, render
-from healthcheck.text.moments import timestamp
-from sim.control_plane import MANIFESTS, ControlPlane, unbound_token
+from gpu_healthcheck.healthcheck.deep.reset_command import ResetCommand, render
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane, unbound_token
 from tests.cluster import test_quarantine_manifests as quarantine
 from tests.cluster.node_patches import annotated, labelled
 

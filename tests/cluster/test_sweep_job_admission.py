@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck import __version__
-from sim.control_plane import MANIFESTS, ControlPlane
-from sweeper.select import Candidate, JobSettings, job_for
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.sweeper.select import Candidate, JobSettings, job_for
 from tests.sweeper.world import make_sweep_namespace
 
 pytestmark = pytest.mark.cluster

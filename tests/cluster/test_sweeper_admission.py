@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.control_plane import ControlPlane, unbound_token
+from gpu_healthcheck.sim.control_plane import ControlPlane, unbound_token
 from tests.cluster.node_patches import annotated, labelled, tainted
 
 pytestmark = pytest.mark.cluster

@@ -12,21 +12,27 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.verify import crowd_answers
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.dra import DeviceTaints
-from healthcheck.deep.claim import Claim, RunKind, acquire
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Outcome
-from healthcheck.node.device_rules import RuleTaint
-from healthcheck.node.state import HARDWARE_READY, MOST_FIELD_MANAGERS, OUR_WORD, REBOOT_REQUIRED, REPLACEMENT_REQUIRED
-from healthcheck.operations.uninstall import DELETE_REST, STOP, STOP_GATE
-from healthcheck.verdict.device_taints import MissingRule
-from healthcheck.verdict.node_patch import plan
-from healthcheck.verdict.record import Identity
-from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
-from healthcheck.verdict.verdict import decide
-from sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.cli.verify import crowd_answers
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.dra import DeviceTaints
+from gpu_healthcheck.healthcheck.deep.claim import Claim, RunKind, acquire
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Outcome
+from gpu_healthcheck.healthcheck.node.device_rules import RuleTaint
+from gpu_healthcheck.healthcheck.node.state import (
+    HARDWARE_READY,
+    MOST_FIELD_MANAGERS,
+    OUR_WORD,
+    REBOOT_REQUIRED,
+    REPLACEMENT_REQUIRED,
+)
+from gpu_healthcheck.healthcheck.operations.uninstall import DELETE_REST, STOP, STOP_GATE
+from gpu_healthcheck.healthcheck.verdict.device_taints import MissingRule
+from gpu_healthcheck.healthcheck.verdict.node_patch import plan
+from gpu_healthcheck.healthcheck.verdict.record import Identity
+from gpu_healthcheck.healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
 from tests.cli.cluster import SPOT, Json, P, client, run
 from tests.overlays import OVERLAYS
 

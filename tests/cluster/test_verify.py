@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.text.moments import exact
-from sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.healthcheck.text.moments import exact
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
 from tests.cli.cluster import run, run_here
 from tests.waiting import eventually
 

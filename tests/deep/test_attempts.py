@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep.attempts import INTERRUPTED, Attempt, Tried, is_rebooted_at_once, last_attempt
-from healthcheck.deep.reset_plan import reset_targets
-from healthcheck.memory.cycles import JudgedCycle, after_cycle
-from healthcheck.memory.exits import begin
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Now, Severity
-from healthcheck.node.state import RESET_RESULT, RESULTS, NodeState
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import Identity
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.deep.attempts import INTERRUPTED, Attempt, Tried, is_rebooted_at_once, last_attempt
+from gpu_healthcheck.healthcheck.deep.reset_plan import reset_targets
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle
+from gpu_healthcheck.healthcheck.memory.exits import begin
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Now, Severity
+from gpu_healthcheck.healthcheck.node.state import RESET_RESULT, RESULTS, NodeState
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import Identity
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import GPU, MACHINE, NOW, active_finding, fault, later, memory_with, outcome_with
 
 LOST = fault("GpuLost")

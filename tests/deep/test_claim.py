@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import LONGEST, Claim, RunKind, acquire, claim_on, clear, is_marked, release
-from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
-from healthcheck.settings.declaration import NodeSettings, settings_of
-from quarantine.node_marks import HELD
-from repair.marks import LONGEST as LONGEST_OF_A_RESET
+from gpu_healthcheck.healthcheck.deep.claim import LONGEST, Claim, RunKind, acquire, claim_on, clear, is_marked, release
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings, settings_of
+from gpu_healthcheck.quarantine.node_marks import HELD
+from gpu_healthcheck.repair.marks import LONGEST as LONGEST_OF_A_RESET
 
 
 def _bound(name: str) -> int:

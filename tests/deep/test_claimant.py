@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, Claimant, GivesWay, RunKind, acquire, claim_on, never_gives_way
-from healthcheck.node.state import MAINTENANCE, MODE, SWEEP_RESULT, NodeState, PatchFor
+from gpu_healthcheck.healthcheck.deep.claim import (
+    Claim,
+    Claimant,
+    GivesWay,
+    RunKind,
+    acquire,
+    claim_on,
+    never_gives_way,
+)
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, MODE, SWEEP_RESULT, NodeState, PatchFor
 from tests.deep.test_claim import FREE, NOW, patched
 
 SOON, LATER = NOW + timedelta(hours=1), NOW + timedelta(hours=2)

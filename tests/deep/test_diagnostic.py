@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks.expectation import Expectation
-from healthcheck.deep.diagnostic import run_diagnostic
-from healthcheck.model import Outcome
-from healthcheck.probes.dcgm.diag import Dcgm
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.deep.diagnostic import run_diagnostic
+from gpu_healthcheck.healthcheck.model import Outcome
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import Dcgm
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.probes.dcgm.documents import FAULTY, Said, Story, dcgm_4
 
 SLOW = Said("Bandwidth of GPU 1 is 3.0 GB/s, below 10.0", 30, 2, 2)

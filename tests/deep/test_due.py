@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, RunKind, acquire
-from healthcheck.deep.due import (
+from gpu_healthcheck.healthcheck.deep.claim import Claim, RunKind, acquire
+from gpu_healthcheck.healthcheck.deep.due import (
     Attempt,
     DeepTest,
     is_due,
@@ -20,10 +20,17 @@ from healthcheck.deep.due import (
     last_deep_test,
     obstacle,
 )
-from healthcheck.node.devices import NodeDevices
-from healthcheck.node.state import CONDITION, DEEP_CHECK, QUARANTINE_RESULT, STATUS, SWEEP_RESULT, NodeState
-from healthcheck.text.boundary import as_json
-from healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.healthcheck.node.devices import NodeDevices
+from gpu_healthcheck.healthcheck.node.state import (
+    CONDITION,
+    DEEP_CHECK,
+    QUARANTINE_RESULT,
+    STATUS,
+    SWEEP_RESULT,
+    NodeState,
+)
+from gpu_healthcheck.healthcheck.text.boundary import as_json
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

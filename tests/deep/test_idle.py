@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.deep.diagnostic import Idleness
-from healthcheck.model import Evidence, ProbeError, Unobserved, UnobservedCause
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
+from gpu_healthcheck.healthcheck.deep.diagnostic import Idleness
+from gpu_healthcheck.healthcheck.model import Evidence, ProbeError, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
 
 PODS = [(f"team/train-{number}", "nvidia.com/gpu", 2) for number in range(5)]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.node.state import TAINT, NodeState
-from healthcheck.operations.reset_job import is_left_off, is_reset_now, why_not_automatic
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.node.state import TAINT, NodeState
+from gpu_healthcheck.healthcheck.operations.reset_job import is_left_off, is_reset_now, why_not_automatic
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 P = "gpu-healthcheck.aws-samples.io"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

@@ -9,27 +9,36 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.deep_record import CompletedRun, after_deep_record, records_to_adopt, render
-from healthcheck.memory import exits
-from healthcheck.memory import file as memory_file
-from healthcheck.memory.cycles import JudgedCycle, after_cycle
-from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Finding, Nature, Now, Outcome, Passed, Severity, Unobserved, UnobservedCause
-from healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, RESULTS, SWEEP_RESULT, NodeState
-from healthcheck.probes.nvml.gpus import Gpu
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import (
+from gpu_healthcheck.healthcheck.deep.deep_record import CompletedRun, after_deep_record, records_to_adopt, render
+from gpu_healthcheck.healthcheck.memory import exits
+from gpu_healthcheck.healthcheck.memory import file as memory_file
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle
+from gpu_healthcheck.healthcheck.memory.exit_table import exit_words
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import (
+    Finding,
+    Nature,
+    Now,
+    Outcome,
+    Passed,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.node.state import QUARANTINE_RESULT, RESET_RESULT, RESULTS, SWEEP_RESULT, NodeState
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import (
     UNEXPLAINED,
     faults_on,
     other_severities,
     read_release,
     release_of,
 )
-from healthcheck.verdict.record import AgentRecord
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import (
     BOOT,
     GPU,

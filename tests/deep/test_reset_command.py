@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep.reset_command import (
+from gpu_healthcheck.healthcheck.deep.reset_command import (
     OPERANDS,
     SILENT_SECONDS,
     ResetCommand,
@@ -25,8 +25,8 @@ from healthcheck.deep.reset_command import (
     switch_off,
     switched_off,
 )
-from healthcheck.node.state import MAINTENANCE, MODE, RESET_COMMAND, RESET_RESULT, RUN, NodeState
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, MODE, RESET_COMMAND, RESET_RESULT, RUN, NodeState
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 DCGM, PLUGIN, DRIVER = (f"nvidia.com/gpu.deploy.{name}" for name in ("dcgm", "device-plugin", "driver"))

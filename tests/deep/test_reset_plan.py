@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.deep.attempts import is_rebooted_at_once
-from healthcheck.deep.reset_plan import (
+from gpu_healthcheck.healthcheck.deep.attempts import is_rebooted_at_once
+from gpu_healthcheck.healthcheck.deep.reset_plan import (
     KNOWN_FAILURES,
     SCOPES,
     ResetScope,
@@ -25,11 +25,11 @@ from healthcheck.deep.reset_plan import (
     why_not_reboot,
     why_not_reset,
 )
-from healthcheck.node.state import RESET_COMMAND, RESET_RESULT, TAINT, NodeState
-from healthcheck.operations.drain import HolderKind, holder_kind
-from healthcheck.operations.reset_job import job_name, reset_job
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.healthcheck.node.state import RESET_COMMAND, RESET_RESULT, TAINT, NodeState
+from gpu_healthcheck.healthcheck.operations.drain import HolderKind, holder_kind
+from gpu_healthcheck.healthcheck.operations.reset_job import job_name, reset_job
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
 
 P = "gpu-healthcheck.aws-samples.io"
 NOW = datetime(2026, 11, 21, tzinfo=UTC)

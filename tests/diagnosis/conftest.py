@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import pytest
 
-from diagnosis.causes import diagnose
-from diagnosis.causes.first_fixes import with_fixes_first
-from diagnosis.model import FoundCause
-from diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.causes import diagnose
+from gpu_healthcheck.diagnosis.causes.first_fixes import with_fixes_first
+from gpu_healthcheck.diagnosis.model import FoundCause
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
 from tests.diagnosis.remedy_rule import violations
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
-from healthcheck.cluster.errors import Forbidden
-from sim.loopback import LoopbackAnswers, LoopbackServer
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden
+from gpu_healthcheck.sim.loopback import LoopbackAnswers, LoopbackServer
 from tests.diagnosis.served import Served
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"

@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from diagnosis.answers.live import read_near_pod
-from diagnosis.answers.target import Target, concerned, narrowed
-from diagnosis.causes.diagnose import Problem, diagnose
-from diagnosis.snapshot import Snapshot
-from diagnosis.sources.collect import Collector
+from gpu_healthcheck.diagnosis.answers.live import read_near_pod
+from gpu_healthcheck.diagnosis.answers.target import Target, concerned, narrowed
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem, diagnose
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.sources.collect import Collector
 from tests.diagnosis.served import Served, log_of
 
 
@@ -35,7 +35,7 @@ def looked_at(served: Served, target: Target, whole: Snapshot) -> Snapshot:
 
 @contextmanager
 def _at(now: datetime) -> Iterator[None]:
-    with patch("diagnosis.sources.collect.datetime") as clock:
+    with patch("gpu_healthcheck.diagnosis.sources.collect.datetime") as clock:
         clock.now.return_value = now
         yield
 

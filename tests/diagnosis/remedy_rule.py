@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
-from diagnosis.model import FoundCause
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.model import FoundCause
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 COMMAND = re.compile(r"`([^`]+)`")
 READS = ("get", "describe", "logs", "exec", "auth", "edit", "wait")

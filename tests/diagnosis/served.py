@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from diagnosis.snapshot.queues import native_kind
-from diagnosis.sources.kinds import KINDS
-from healthcheck.cluster.errors import Forbidden
+from gpu_healthcheck.diagnosis.snapshot.queues import native_kind
+from gpu_healthcheck.diagnosis.sources.kinds import KINDS
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden
 
 _KINDS = {(one.group.partition("/")[2].partition("/")[0], one.resource): one.kind for one in KINDS}
 Listing = tuple[str, Mapping[str, str]]

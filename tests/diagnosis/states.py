@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
-from diagnosis.snapshot import KINDS, Builder, Snapshot
-from healthcheck.node.state import RESULTS
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
+from gpu_healthcheck.diagnosis.snapshot import KINDS, Builder, Snapshot
+from gpu_healthcheck.healthcheck.node.state import RESULTS
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 from tests.diagnosis.one_pod_looks import agree
 
 Object = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.refusals import parse
+from gpu_healthcheck.diagnosis.causes.refusals import parse
 from tests.diagnosis.states import GPU, Object, container, event, judged, messages, node, obj, pod, results
 
 DEPLOYMENT = "deployment/team/serve"

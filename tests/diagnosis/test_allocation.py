@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from diagnosis.answers.allocation import allocation, totals
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.report.content import Report
-from diagnosis.report.document import cluster_document
-from diagnosis.report.pages import html_page, markdown_page
-from healthcheck.node.state import MAINTENANCE, STARTUP, UNHEALTHY
+from gpu_healthcheck.diagnosis.answers.allocation import allocation, totals
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.report.content import Report
+from gpu_healthcheck.diagnosis.report.document import cluster_document
+from gpu_healthcheck.diagnosis.report.pages import html_page, markdown_page
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, STARTUP, UNHEALTHY
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod, snapshot
 
 SHARED = "nvidia.com/gpu.shared"

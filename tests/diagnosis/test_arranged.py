@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from diagnosis.causes import CAUSES
-from diagnosis.causes.diagnose import MOST_EVIDENCE, arranged, diagnose
-from diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search
+from gpu_healthcheck.diagnosis.causes import CAUSES
+from gpu_healthcheck.diagnosis.causes.diagnose import MOST_EVIDENCE, arranged, diagnose
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, Certainty, FoundCause, Link, Search
 from tests.diagnosis.states import snapshot
 
 ROOT = Cause("Root", CauseSeverity.MEDIUM, None, "a root", "mend it")

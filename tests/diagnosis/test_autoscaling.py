@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.model import Certainty
 from tests.diagnosis.states import GPU, Object, ago, consequences, event, judged, node, obj, results
 from tests.diagnosis.test_unscheduled import CLASS, SHORT, claimed, devices, runs, taken, waits
 

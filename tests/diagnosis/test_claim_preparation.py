@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.model import Certainty
 from tests.diagnosis.component_states import daemon
 from tests.diagnosis.states import Object, container, event, judged, node, obj, pod, results, waiting
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diagnosis.sources.collect import Collector
-from healthcheck.cluster.errors import Forbidden, NotFound, Unavailable
+from gpu_healthcheck.diagnosis.sources.collect import Collector
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden, NotFound, Unavailable
 from tests.diagnosis.hami.hami_states import hami, hami_node
 from tests.diagnosis.served import Served
 from tests.diagnosis.states import Object, ago, node, pod, snapshot, terminated, waiting

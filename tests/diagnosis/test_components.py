@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.facts.components import Role, components
+from gpu_healthcheck.diagnosis.facts.components import Role, components
 from tests.diagnosis.component_states import (
     DRIVER,
     EXPORTER,

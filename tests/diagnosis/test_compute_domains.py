@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.copied_logs import known_in
-from diagnosis.causes.diagnose import Problem
-from diagnosis.facts.components import DOMAIN_LABEL
-from diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.causes.copied_logs import known_in
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem
+from gpu_healthcheck.diagnosis.facts.components import DOMAIN_LABEL
+from gpu_healthcheck.diagnosis.model import Certainty
 from tests.diagnosis.component_states import daemon
 from tests.diagnosis.states import Object, ago, condition, consequences, event, judged, node, obj, pod, results, waiting
 

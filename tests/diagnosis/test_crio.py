@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.facts.crio_advice import without_class
-from diagnosis.model import Certainty
-from diagnosis.snapshot import Builder
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.facts.crio_advice import without_class
+from gpu_healthcheck.diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.snapshot import Builder
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.diagnosis.states import (
     NOW,
     Object,

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.model import Certainty, FoundCause
-from diagnosis.snapshot import Snapshot
-from diagnosis.sources.bundle import Bundle
-from diagnosis.sources.collect import Collector
-from diagnosis.sources.kinds import KINDS
-from diagnosis.sources.saved import read_saved
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
-from healthcheck.node.state import CONDITION, UNHEALTHY
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.model import Certainty, FoundCause
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.sources.bundle import Bundle
+from gpu_healthcheck.diagnosis.sources.collect import Collector
+from gpu_healthcheck.diagnosis.sources.kinds import KINDS
+from gpu_healthcheck.diagnosis.sources.saved import read_saved
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, NotFound
+from gpu_healthcheck.healthcheck.node.state import CONDITION, UNHEALTHY
 from tests.diagnosis.states import NOW, Object, condition, judged, node, recorded, results
 from tests.diagnosis.test_unscheduled import claimed, devices, taint_rule, tainted, taken
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagnosis.answers.drift import changes
+from gpu_healthcheck.diagnosis.answers.drift import changes
 from tests.diagnosis.states import GPU, container, node, obj, snapshot
 
 

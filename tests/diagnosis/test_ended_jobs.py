@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.answers.target import parse_target
-from diagnosis.model import FoundCause
-from diagnosis.report.content import Report, report_of
+from gpu_healthcheck.diagnosis.answers.target import parse_target
+from gpu_healthcheck.diagnosis.model import FoundCause
+from gpu_healthcheck.diagnosis.report.content import Report, report_of
 from tests.diagnosis.states import (
     Object,
     ago,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from diagnosis.answers.target import Target, concerned, narrowed
-from diagnosis.causes.diagnose import Diagnosis, diagnose
-from diagnosis.model import Certainty
-from diagnosis.snapshot import Snapshot
-from healthcheck.node.state import MAINTENANCE, RUN, SEVERITY, UNHEALTHY
+from gpu_healthcheck.diagnosis.answers.target import Target, concerned, narrowed
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis, diagnose
+from gpu_healthcheck.diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, RUN, SEVERITY, UNHEALTHY
 from tests.diagnosis.states import (
     GPU,
     NOW,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.causes.first_fixes import FILES_FIRST, with_fixes_first
-from diagnosis.model import Cause, CauseSeverity, FoundCause
-from healthcheck.checks.runtime_restart import REASONS
+from gpu_healthcheck.diagnosis.causes.first_fixes import FILES_FIRST, with_fixes_first
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, FoundCause
+from gpu_healthcheck.healthcheck.checks.runtime_restart import REASONS
 from tests.diagnosis.states import Object, node, pod, recorded, snapshot
 
 CAUSE = Cause("Any", CauseSeverity.LOW, None, "", "")

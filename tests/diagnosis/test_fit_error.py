@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.facts.fit_error import ReasonSubject, parse
+from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject, parse
 
 _TAIL = "preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling."
 _KAI = "no nodes with enough resources were found"

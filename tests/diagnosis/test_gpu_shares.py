@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.model import Certainty
 from tests.diagnosis.hami.clusters import card, scheduler, shared
 from tests.diagnosis.states import GPU, Object, condition, container, event, judged, node, pod, results
 

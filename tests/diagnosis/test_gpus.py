@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.facts.gpu_requests import gpu_pods
+from gpu_healthcheck.diagnosis.facts.gpu_requests import gpu_pods
 from tests.diagnosis.states import condition, container, judged, node, obj, pod, results, snapshot
 
 

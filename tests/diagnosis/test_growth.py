@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.unscheduled import find_unschedulable, sharing
-from diagnosis.model import Certainty
-from diagnosis.report import terminal
-from diagnosis.report.content import report_of
-from diagnosis.report.document import document
-from diagnosis.report.pages import markdown_page
-from diagnosis.sources import tables
-from diagnosis.sources.pasted import read_pasted
+from gpu_healthcheck.diagnosis.causes.unscheduled import find_unschedulable, sharing
+from gpu_healthcheck.diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.report import terminal
+from gpu_healthcheck.diagnosis.report.content import report_of
+from gpu_healthcheck.diagnosis.report.document import document
+from gpu_healthcheck.diagnosis.report.pages import markdown_page
+from gpu_healthcheck.diagnosis.sources import tables
+from gpu_healthcheck.diagnosis.sources.pasted import read_pasted
 from tests.diagnosis import states
 from tests.diagnosis.states import (
     Object,
@@ -243,7 +243,7 @@ def test_shapes_above_the_limit_are_explained_by_the_message(
     nodes = [node(f"n{number}") for number in range(4)]
     pods = [refused(f"p{number}", _SHORT, 9 + number) for number in range(4)]
     all_compared = list(find_unschedulable(snapshot(*nodes, *pods)))
-    monkeypatch.setattr("diagnosis.causes.unscheduled._MOST_PAIRS", 8)
+    monkeypatch.setattr("gpu_healthcheck.diagnosis.causes.unscheduled._MOST_PAIRS", 8)
     some_compared = list(find_unschedulable(snapshot(*nodes, *pods)))
 
     assert [found.certainty for found in all_compared] == [Certainty.PROVEN] * 4

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.app import app
-from diagnosis.facts.crio_advice import crio_steps
-from diagnosis.facts.node_services import runtime_steps
-from diagnosis.sources import saved
-from diagnosis.sources.bundle import Bundle
-from diagnosis.sources.saved import SavedStateError, read_saved
+from gpu_healthcheck.cli.app import app
+from gpu_healthcheck.diagnosis.facts.crio_advice import crio_steps
+from gpu_healthcheck.diagnosis.facts.node_services import runtime_steps
+from gpu_healthcheck.diagnosis.sources import saved
+from gpu_healthcheck.diagnosis.sources.bundle import Bundle
+from gpu_healthcheck.diagnosis.sources.saved import SavedStateError, read_saved
 from tests.diagnosis.states import NOW, node, pod, snapshot
 
 Packed = bytes

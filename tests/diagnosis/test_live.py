@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.cluster.connection import Connection, connect
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.pods import Listings
-from healthcheck.node.state import RESULTS
-from healthcheck.text.moments import timestamp
-from sim.control_plane import MANIFESTS, ControlPlane
-from sim.control_plane.files import write_kubeconfig
+from gpu_healthcheck.healthcheck.cluster.connection import Connection, connect
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.pods import Listings
+from gpu_healthcheck.healthcheck.node.state import RESULTS
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.sim.control_plane.files import write_kubeconfig
 from tests.cli.cluster import run
 from tests.waiting import eventually
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from diagnosis.sources.redaction import redacted
-from healthcheck.operations.pod_removal import read_retries
+from gpu_healthcheck.diagnosis.sources.redaction import redacted
+from gpu_healthcheck.healthcheck.operations.pod_removal import read_retries
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.states import Object, judged, node, obj, pod, recorded
 

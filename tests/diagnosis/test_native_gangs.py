@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.snapshot.queues import POD_GROUP, WORKLOAD
-from diagnosis.sources.saved import read_saved
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.snapshot.queues import POD_GROUP, WORKLOAD
+from gpu_healthcheck.diagnosis.sources.saved import read_saved
 from tests.diagnosis.component_states import gpu_node
 from tests.diagnosis.states import (
     Object,

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from sim.control_plane import ControlPlane
-from sim.control_plane.files import write_kubeconfig
-from sim.kubelet import Kubelets
-from sim.kubelet_logs import KubeletLogs
-from sim.loopback import LoopbackAnswers
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane.files import write_kubeconfig
+from gpu_healthcheck.sim.kubelet import Kubelets
+from gpu_healthcheck.sim.kubelet_logs import KubeletLogs
+from gpu_healthcheck.sim.loopback import LoopbackAnswers
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.cli.cluster import run
 from tests.waiting import eventually
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from diagnosis.answers.target import Target, is_there
-from diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.answers.target import Target, is_there
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
 from tests.diagnosis.one_pod_looks import looked_at
 from tests.diagnosis.served import Served
 from tests.diagnosis.states import Object, condition, container, node, obj, pod, results, snapshot, terminated, waiting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.facts.log_lines import telling_lines
+from gpu_healthcheck.diagnosis.facts.log_lines import telling_lines
 from tests.diagnosis.component_states import DRIVER, NAMESPACE, PLUGIN, TOOLKIT, VALIDATOR, gpu_node, operand, operator
 from tests.diagnosis.states import Object, judged, terminated
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.model import Certainty
 from tests.diagnosis.component_states import gpu_node
 from tests.diagnosis.states import Object, condition, judged, pod, recorded, results
 

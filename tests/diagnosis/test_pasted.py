@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.app import app
-from diagnosis.sources.describe import read_described
+from gpu_healthcheck.cli.app import app
+from gpu_healthcheck.diagnosis.sources.describe import read_described
 from tests.console import typed
 
 Document = dict[str, Any]

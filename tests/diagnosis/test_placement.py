@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.facts.placement import ObstacleKind, asked_by, held_on, refusals, shortages
-from diagnosis.snapshot.nodes import read_node
-from diagnosis.snapshot.pods import read_pod
+from gpu_healthcheck.diagnosis.facts.placement import ObstacleKind, asked_by, held_on, refusals, shortages
+from gpu_healthcheck.diagnosis.snapshot.nodes import read_node
+from gpu_healthcheck.diagnosis.snapshot.pods import read_pod
 from tests.diagnosis.states import GPU, container, node, pod
 
 _UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from diagnosis.causes.diagnose import Problem, diagnose
-from diagnosis.facts.components import DOMAIN_LABEL
-from diagnosis.model import FoundCause
-from diagnosis.snapshot.meta import subject
-from healthcheck.node.state import RESET_COMMAND
-from sim.control_plane import ControlPlane
-from sim.control_plane.build import binaries
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem, diagnose
+from gpu_healthcheck.diagnosis.facts.components import DOMAIN_LABEL
+from gpu_healthcheck.diagnosis.model import FoundCause
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.healthcheck.node.state import RESET_COMMAND
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane.build import binaries
 from tests.diagnosis import test_sharing as sharing
 from tests.diagnosis.component_states import NAMESPACE, PLUGIN, daemon, gpu_node, operand, operator
 from tests.diagnosis.hami.hami_states import hami, hami_node

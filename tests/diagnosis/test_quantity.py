@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from diagnosis.facts.quantity import amount, shown
+from gpu_healthcheck.diagnosis.facts.quantity import amount, shown
 
 
 @pytest.mark.parametrize(

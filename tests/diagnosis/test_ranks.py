@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cli.diagnose
-from diagnosis.answers.ranks import judged
-from diagnosis.sources.nccl_ras import NcclRasError, parse
-from healthcheck.text.printable import printable
-from sim.nccl_ras import NcclRas, SimulatedCommunicator, SimulatedRank, as_json, as_text
+from gpu_healthcheck.cli import diagnose
+from gpu_healthcheck.diagnosis.answers.ranks import judged
+from gpu_healthcheck.diagnosis.sources.nccl_ras import NcclRasError, parse
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.sim.nccl_ras import NcclRas, SimulatedCommunicator, SimulatedRank, as_json, as_text
 from tests.console import typed
 from tests.diagnosis.exec_cluster import STDOUT, ExecCluster, frame
 from tests.diagnosis.states import Object, ago, node, obj, pod, recorded, snapshot
@@ -97,7 +97,7 @@ class World:
         self.pauses: list[float] = []
         self.tools = folder / "bin"
         self.tools.mkdir()
-        monkeypatch.setattr(cli.diagnose, "sleep", self.pauses.append)
+        monkeypatch.setattr(diagnose, "sleep", self.pauses.append)
 
     def ask(
         self,

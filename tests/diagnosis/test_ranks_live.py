@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.cluster.connection import Connection, connect
-from healthcheck.cluster.errors import Forbidden, NotFound, Refused
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.pods import Listings
-from sim.control_plane import ControlPlane
-from sim.control_plane.files import write_kubeconfig
+from gpu_healthcheck.healthcheck.cluster.connection import Connection, connect
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden, NotFound, Refused
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.pods import Listings
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane.files import write_kubeconfig
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

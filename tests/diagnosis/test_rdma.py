@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.model import Certainty
-from diagnosis.report import terminal
-from diagnosis.report.content import Report
-from diagnosis.report.document import document
-from diagnosis.report.pages import markdown_page
-from healthcheck.host.console import Screen
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.report import terminal
+from gpu_healthcheck.diagnosis.report.content import Report
+from gpu_healthcheck.diagnosis.report.document import document
+from gpu_healthcheck.diagnosis.report.pages import markdown_page
+from gpu_healthcheck.healthcheck.host.console import Screen
 from tests.diagnosis.component_states import daemon, gpu_node, operand
 from tests.diagnosis.states import (
     Object,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.snapshot import KINDS, Builder, InvalidObject
-from diagnosis.snapshot.nodes import read_node
-from diagnosis.snapshot.pods import OTHER_VALUE, read_pod, shown_value
-from healthcheck.text.boundary import LONGEST_NAME
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.snapshot import KINDS, Builder, InvalidObject
+from gpu_healthcheck.diagnosis.snapshot.nodes import read_node
+from gpu_healthcheck.diagnosis.snapshot.pods import OTHER_VALUE, read_pod, shown_value
+from gpu_healthcheck.healthcheck.text.boundary import LONGEST_NAME
 from tests.diagnosis.states import NOW, container, node, obj, pod, snapshot
 
 _ANYTHING = st.recursive(

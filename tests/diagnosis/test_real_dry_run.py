@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from diagnosis.answers.pod_fit import WouldFit, would_fit_each
-from healthcheck.cluster.connection import Connection, connect
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.pods import Listings
-from sim.control_plane import ControlPlane
-from sim.control_plane.files import write_kubeconfig
+from gpu_healthcheck.diagnosis.answers.pod_fit import WouldFit, would_fit_each
+from gpu_healthcheck.healthcheck.cluster.connection import Connection, connect
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.pods import Listings
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane.files import write_kubeconfig
 from tests.diagnosis.states import GPU, node, snapshot
 from tests.waiting import eventually
 

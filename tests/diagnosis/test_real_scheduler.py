@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.diagnose import Diagnosis, diagnose
-from diagnosis.facts.fit_error import ReasonSubject, parse
-from diagnosis.snapshot import Builder
-from healthcheck.node.state import UNHEALTHY
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis, diagnose
+from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject, parse
+from gpu_healthcheck.diagnosis.snapshot import Builder
+from gpu_healthcheck.healthcheck.node.state import UNHEALTHY
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.diagnosis.states import GPU
 from tests.waiting import GIVE_UP_SECONDS, eventually
 

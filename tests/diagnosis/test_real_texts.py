@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.text.moments import timestamp
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.diagnosis.states import GPU, ago, condition, container, event, pod, terminated, waiting
 from tests.diagnosis.test_pasted import HANDLER, NOTHING_LEFT, causes, diagnosed
 from tests.waiting import eventually

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.facts.operator_values import set_toolkit_env
-from diagnosis.model import Cause, CauseSeverity, FoundCause
+from gpu_healthcheck.diagnosis.facts.operator_values import set_toolkit_env
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, FoundCause
 from tests.diagnosis.component_states import NAMESPACE, gpu_node, operator
 from tests.diagnosis.remedy_rule import violations
 from tests.diagnosis.states import Object, node, obj, pod, snapshot

@@ -11,18 +11,18 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from cli.app import app
-from diagnosis.answers.allocation import allocation
-from diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
-from diagnosis.facts.components import component_table
-from diagnosis.model import FoundCause
-from diagnosis.report import terminal
-from diagnosis.report.content import Report
-from diagnosis.report.document import document
-from diagnosis.report.pages import html_page, markdown_page
-from diagnosis.report.problem_groups import problem_groups
-from diagnosis.snapshot.gpu_use import read_use
-from healthcheck.host.console import Screen
+from gpu_healthcheck.cli.app import app
+from gpu_healthcheck.diagnosis.answers.allocation import allocation
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis, Problem, diagnose
+from gpu_healthcheck.diagnosis.facts.components import component_table
+from gpu_healthcheck.diagnosis.model import FoundCause
+from gpu_healthcheck.diagnosis.report import terminal
+from gpu_healthcheck.diagnosis.report.content import Report
+from gpu_healthcheck.diagnosis.report.document import document
+from gpu_healthcheck.diagnosis.report.pages import html_page, markdown_page
+from gpu_healthcheck.diagnosis.report.problem_groups import problem_groups
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import read_use
+from gpu_healthcheck.healthcheck.host.console import Screen
 from tests.diagnosis.component_states import DRIVER, gpu_node, operand, operator
 from tests.diagnosis.states import NOW, Object, condition, pod, snapshot, waiting
 from tests.markup import HOSTILE, LIVE, Tags, parsed

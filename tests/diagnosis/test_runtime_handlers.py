@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.diagnose import Diagnosis, Problem
-from diagnosis.causes.runtime_handlers import RECORD_REASONS
-from diagnosis.model import FoundCause
-from healthcheck.checks import CHECKS
-from healthcheck.checks.runtime_fixes import helm_values
-from healthcheck.checks.runtime_restart import REASONS
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis, Problem
+from gpu_healthcheck.diagnosis.causes.runtime_handlers import RECORD_REASONS
+from gpu_healthcheck.diagnosis.model import FoundCause
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.runtime_fixes import helm_values
+from gpu_healthcheck.healthcheck.checks.runtime_restart import REASONS
 from tests.diagnosis.states import (
     Object,
     ago,

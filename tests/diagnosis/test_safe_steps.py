@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from diagnosis.facts.safe_steps import keep_off, let_in, recreate
-from diagnosis.snapshot import Builder, Snapshot
-from sim.control_plane import ControlPlane
-from sim.control_plane.build import binaries
+from gpu_healthcheck.diagnosis.facts.safe_steps import keep_off, let_in, recreate
+from gpu_healthcheck.diagnosis.snapshot import Builder, Snapshot
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane.build import binaries
 from tests.diagnosis.states import NOW, Object, condition, node, obj, pod, snapshot
 
 NODE = "node-of-safe-steps"

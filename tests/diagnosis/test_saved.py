@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.snapshot.pods import OTHER_VALUE
-from diagnosis.sources.bundle import Bundle
-from diagnosis.sources.saved import SavedStateError, read_saved
+from gpu_healthcheck.diagnosis.snapshot.pods import OTHER_VALUE
+from gpu_healthcheck.diagnosis.sources.bundle import Bundle
+from gpu_healthcheck.diagnosis.sources.saved import SavedStateError, read_saved
 from tests.console import typed
 from tests.diagnosis.states import NOW, ago, container, event, node, obj, pod
 from tests.permissions import as_nobody

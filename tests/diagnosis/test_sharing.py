@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.sources.redaction import redacted
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.sources.redaction import redacted
 from tests.diagnosis.states import (
     GPU,
     Object,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.causes import CAUSES, crashing
-from diagnosis.causes.pod_startup_table import NO_DEVICE_FILE
-from diagnosis.facts.symptoms import Symptom, recognised, shortened, texts_in
-from diagnosis.model import Cause, CauseSeverity, Signature, TextSource, starting
+from gpu_healthcheck.diagnosis.causes import CAUSES, crashing
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import NO_DEVICE_FILE
+from gpu_healthcheck.diagnosis.facts.symptoms import Symptom, recognised, shortened, texts_in
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, Signature, TextSource, starting
 
 ROWS = [text for cause in CAUSES for text in cause.texts]
 ROWS += [NO_DEVICE_FILE, *(text for _, text in crashing.COMPONENT_TEXTS)]

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from diagnosis.answers.target import parse_target
-from diagnosis.causes.diagnose import Problem
-from diagnosis.causes.stalled_jobs import find_stalled
-from diagnosis.model import FoundCause
-from diagnosis.report import terminal
-from diagnosis.report.content import report_of
-from diagnosis.report.document import document
-from diagnosis.report.pages import markdown_page
-from healthcheck.node.state import RESULTS
+from gpu_healthcheck.diagnosis.answers.target import parse_target
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem
+from gpu_healthcheck.diagnosis.causes.stalled_jobs import find_stalled
+from gpu_healthcheck.diagnosis.model import FoundCause
+from gpu_healthcheck.diagnosis.report import terminal
+from gpu_healthcheck.diagnosis.report.content import report_of
+from gpu_healthcheck.diagnosis.report.document import document
+from gpu_healthcheck.diagnosis.report.pages import markdown_page
+from gpu_healthcheck.healthcheck.node.state import RESULTS
 from tests.diagnosis.states import (
     Object,
     ago,

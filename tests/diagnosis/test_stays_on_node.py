@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.state import UNHEALTHY
+from gpu_healthcheck.healthcheck.node.state import UNHEALTHY
 from tests.diagnosis.component_states import gpu_node
 from tests.diagnosis.states import (
     Object,

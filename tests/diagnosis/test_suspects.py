@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from diagnosis.answers.suspects import suspects
-from diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.answers.suspects import suspects
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
 from tests.diagnosis.states import Object, ago, node, pod, snapshot
 
 UNHEALTHY = {"key": "gpu-healthcheck.aws-samples.io/unhealthy", "value": "true", "effect": "NoSchedule"}

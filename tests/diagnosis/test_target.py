@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from diagnosis.answers.chain import LinkState, chain, chains_of
-from diagnosis.answers.target import Target, TargetError, concerned, parse_target, pods_of
-from diagnosis.causes.diagnose import arranged
-from diagnosis.model import Cause, CauseSeverity, FoundCause, Link
-from diagnosis.report import terminal
-from diagnosis.report.content import Report, report_of
-from diagnosis.snapshot.pods import read_pod
-from healthcheck.host.console import Screen
+from gpu_healthcheck.diagnosis.answers.chain import LinkState, chain, chains_of
+from gpu_healthcheck.diagnosis.answers.target import Target, TargetError, concerned, parse_target, pods_of
+from gpu_healthcheck.diagnosis.causes.diagnose import arranged
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, FoundCause, Link
+from gpu_healthcheck.diagnosis.report import terminal
+from gpu_healthcheck.diagnosis.report.content import Report, report_of
+from gpu_healthcheck.diagnosis.snapshot.pods import read_pod
+from gpu_healthcheck.healthcheck.host.console import Screen
 from tests.diagnosis.states import GPU, ago, condition, event, node, obj, pod, snapshot, terminated, waiting
 
 UNSCHEDULED = Cause("Unscheduled", CauseSeverity.HIGH, Link.SCHEDULED, "no node", "find one")

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from diagnosis.answers.allocation import allocation
-from diagnosis.answers.node_inventory import inventory
-from diagnosis.answers.ranks import ask_ranks
-from diagnosis.answers.target import parse_target
-from diagnosis.causes.diagnose import Problem, diagnose
-from diagnosis.model import Certainty
-from diagnosis.report.content import report_of
-from diagnosis.report.document import document
-from diagnosis.snapshot import KINDS, Builder, Snapshot
-from diagnosis.sources.bundle import Bundle
-from diagnosis.sources.kinds import KINDS as LISTED
-from diagnosis.sources.saved import read_saved
-from sim.nccl_ras import as_json
+from gpu_healthcheck.diagnosis.answers.allocation import allocation
+from gpu_healthcheck.diagnosis.answers.node_inventory import inventory
+from gpu_healthcheck.diagnosis.answers.ranks import ask_ranks
+from gpu_healthcheck.diagnosis.answers.target import parse_target
+from gpu_healthcheck.diagnosis.causes.diagnose import Problem, diagnose
+from gpu_healthcheck.diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.report.content import report_of
+from gpu_healthcheck.diagnosis.report.document import document
+from gpu_healthcheck.diagnosis.snapshot import KINDS, Builder, Snapshot
+from gpu_healthcheck.diagnosis.sources.bundle import Bundle
+from gpu_healthcheck.diagnosis.sources.kinds import KINDS as LISTED
+from gpu_healthcheck.diagnosis.sources.saved import read_saved
+from gpu_healthcheck.sim.nccl_ras import as_json
 from tests.diagnosis import test_compute_domains, test_ranks, test_upkeep
 from tests.diagnosis.hami.test_two_installations import cluster, lab_pod
 from tests.diagnosis.states import GPU, NOW, Object, ago, condition, node, obj, pod, recorded, snapshot

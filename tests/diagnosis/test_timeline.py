@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from diagnosis.answers.target import parse_target
-from diagnosis.report import terminal
-from diagnosis.report.content import Report, report_of
-from diagnosis.report.document import document
-from diagnosis.report.pages import html_page, markdown_page
-from healthcheck.text.printable import printable
+from gpu_healthcheck.diagnosis.answers.target import parse_target
+from gpu_healthcheck.diagnosis.report import terminal
+from gpu_healthcheck.diagnosis.report.content import Report, report_of
+from gpu_healthcheck.diagnosis.report.document import document
+from gpu_healthcheck.diagnosis.report.pages import html_page, markdown_page
+from gpu_healthcheck.healthcheck.text.printable import printable
 from tests.diagnosis.states import (
     NOW,
     Object,

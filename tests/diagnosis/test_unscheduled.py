@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from diagnosis.model import Certainty
-from healthcheck.node.state import UNHEALTHY
+from gpu_healthcheck.diagnosis.model import Certainty
+from gpu_healthcheck.healthcheck.node.state import UNHEALTHY
 from tests.diagnosis.states import (
     GPU,
     Object,

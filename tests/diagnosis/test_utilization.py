@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from diagnosis.answers.allocation import allocation
-from diagnosis.causes.diagnose import Diagnosis, diagnose
-from diagnosis.report.document import cluster_document
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.gpu_use import USE, read_use
+from gpu_healthcheck.diagnosis.answers.allocation import allocation
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis, diagnose
+from gpu_healthcheck.diagnosis.report.document import cluster_document
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import USE, read_use
 from tests.diagnosis.states import Object, ago, container, node, obj, pod, results, snapshot
 from tests.prometheus import Series, series
 

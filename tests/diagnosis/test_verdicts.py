@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from diagnosis.answers.allocation import allocation
-from healthcheck.node.state import (
+from gpu_healthcheck.diagnosis.answers.allocation import allocation
+from gpu_healthcheck.healthcheck.node.state import (
     DEEP_CHECK,
     MAINTENANCE,
     RESET_COMMAND,

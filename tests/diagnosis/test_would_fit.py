@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from cli.app import app
-from diagnosis.answers.pod_fit import WouldFit, would_fit_each
-from diagnosis.facts.wanted_pods import NoPodError, pods_in
-from diagnosis.report.would_fit import document, page
-from healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
-from healthcheck.node.state import RESULTS, UNHEALTHY
+from gpu_healthcheck.cli.app import app
+from gpu_healthcheck.diagnosis.answers.pod_fit import WouldFit, would_fit_each
+from gpu_healthcheck.diagnosis.facts.wanted_pods import NoPodError, pods_in
+from gpu_healthcheck.diagnosis.report.would_fit import document, page
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Forbidden, NotFound, Refused, Unavailable
+from gpu_healthcheck.healthcheck.node.state import RESULTS, UNHEALTHY
 from tests.diagnosis.hami.clusters import CORES, MEMORY, card, given, quota, scheduler, shared
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod, snapshot
 from tests.hostile import HOSTILE

@@ -18,21 +18,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Finding, Host, Probe, ProbeError, Severity, Unobserved, UnobservedCause
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition
-from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA
-from healthcheck.probes.kernel_log import RING
-from healthcheck.probes.nvml.driver import Driver, driver_version, library_versions, sees_every_process
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpus
-from healthcheck.probes.pci import FUNCTIONS
-from healthcheck.probes.services import SERVICES
-from healthcheck.settings.reading import packaged_profiles
-from sim.node import FABRIC_MANAGER, SimulatedNode
-from sim.pci_tree import DEVICE_COUNTERS, PORT_COUNTERS
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
+    Evidence,
+    Finding,
+    Host,
+    Probe,
+    ProbeError,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, GpuPosition
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver, driver_version, library_versions, sees_every_process
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpus
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.probes.services import SERVICES
+from gpu_healthcheck.healthcheck.settings.reading import packaged_profiles
+from gpu_healthcheck.sim.node import FABRIC_MANAGER, SimulatedNode
+from gpu_healthcheck.sim.pci_tree import DEVICE_COUNTERS, PORT_COUNTERS
 from tests.checks.any_facts import LEVEL_CHECKS, is_in_order
 
 UNREAD = {*PORT_COUNTERS, *DEVICE_COUNTERS, "state"} - {*ERROR_COUNTERS, KEEP_ALIVES}

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Host
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML, READINGS
-from sim import nvml_library
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, Host
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, READINGS
+from gpu_healthcheck.sim import nvml_library
+from gpu_healthcheck.sim.node import SimulatedNode
 
 CODES = [*range(1, 31), 999]
 ABSENT = {2, 3, 13, 25}

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from cli.app import app
-from healthcheck.captures import evidence_file
-from healthcheck.probes.nvml import driver
-from sim.node import SimulatedNode
-from sim.scenarios import Scenario, scenarios
+from gpu_healthcheck.cli.app import app
+from gpu_healthcheck.healthcheck.captures import evidence_file
+from gpu_healthcheck.healthcheck.probes.nvml import driver
+from gpu_healthcheck.sim.node import SimulatedNode
+from gpu_healthcheck.sim.scenarios import Scenario, scenarios
 from tests.device_files import buildable
 from tests.e2e.judged_again import is_judged_again
 

@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import CHECKS
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import ClusterError, Unavailable
-from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Host, Nature, Now, Probe, ProbeError, Shortage, Unobserved
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import DriverReading
-from healthcheck.settings.reading import read_settings
-from sim.api_stand_in import ApiStandIn
-from sim.container_runtime import DISTRIBUTIONS
-from sim.no_descriptor import no_descriptor
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import ClusterError, Unavailable
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile, MemoryFileError
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Host, Nature, Now, Probe, ProbeError, Shortage, Unobserved
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import DriverReading
+from gpu_healthcheck.healthcheck.settings.reading import read_settings
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sim.container_runtime import DISTRIBUTIONS
+from gpu_healthcheck.sim.no_descriptor import no_descriptor
+from gpu_healthcheck.sim.node import SimulatedNode
 
 PROBES = tuple(dict.fromkeys(probe for check in CHECKS if check.nature is Nature.LEVEL for probe in check.needs))
 NOW = Now(datetime(2026, 11, 22, tzinfo=UTC), 1000.0)
@@ -35,7 +35,7 @@ NOW = Now(datetime(2026, 11, 22, tzinfo=UTC), 1000.0)
 
 @pytest.fixture(autouse=True)
 def clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("healthcheck.probes.services.now", lambda: NOW)
+    monkeypatch.setattr("gpu_healthcheck.healthcheck.probes.services.now", lambda: NOW)
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Finding, Host, Judgement, Probe, Unobserved
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, Finding, Host, Judgement, Probe, Unobserved
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.checks.any_facts import LEVEL_CHECKS, is_in_order
 
 EXPECTED = Expectation(InstanceProfile("p5.48xlarge", 2, 32, True, "efa"), "p5.48xlarge")

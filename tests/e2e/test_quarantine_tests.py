@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from healthcheck.checks import efa_loopback, nccl_allreduce
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Host, Outcome, Status
-from healthcheck.probes.efa.loopback import EfaLoopback
-from healthcheck.probes.nccl import AllReduce
-from healthcheck.verdict.record import LEVEL_4
-from healthcheck.verdict.verdict import status_of, worst
-from quarantine.recommendation import Advice, GroupResult, RunResult, recommend
-from sim.node import EFA_PROGRAMS, SimulatedNode
+from gpu_healthcheck.healthcheck.checks import efa_loopback, nccl_allreduce
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Host, Outcome, Status
+from gpu_healthcheck.healthcheck.probes.efa.loopback import EfaLoopback
+from gpu_healthcheck.healthcheck.probes.nccl import AllReduce
+from gpu_healthcheck.healthcheck.verdict.record import LEVEL_4
+from gpu_healthcheck.healthcheck.verdict.verdict import status_of, worst
+from gpu_healthcheck.quarantine.recommendation import Advice, GroupResult, RunResult, recommend
+from gpu_healthcheck.sim.node import EFA_PROGRAMS, SimulatedNode
 
 CHECKS = (nccl_allreduce.CHECK, efa_loopback.CHECK)
 EXPECTED = Expectation(None, "p5.48xlarge", efa_min_bandwidth=3000)

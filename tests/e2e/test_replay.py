@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from healthcheck.captures.capture_files import Captures
-from healthcheck.captures.kernel_logs import BootRecords, Line
-from healthcheck.captures.replay import Replay
-from healthcheck.checks import CHECKS
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.findings import ActiveFinding
-from healthcheck.model import Nature, Now
-from healthcheck.probes.kernel_log import Record
-from sim.scenarios import Scenario, scenarios
+from gpu_healthcheck.healthcheck.captures.capture_files import Captures
+from gpu_healthcheck.healthcheck.captures.kernel_logs import BootRecords, Line
+from gpu_healthcheck.healthcheck.captures.replay import Replay
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding
+from gpu_healthcheck.healthcheck.model import Nature, Now
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.sim.scenarios import Scenario, scenarios
 from tests.captures.renderings import BOOTED, FORMS, ONE_OF_EACH_KIND, WITHOUT_TIMES, capture, records
 from tests.console import typed
 

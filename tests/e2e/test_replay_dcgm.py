@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
-from cli.app import app
+from gpu_healthcheck.cli.app import app
 from tests.e2e.test_replay import run
 from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, SHAPES, Story, dcgm_4, printed, runtime_error
 

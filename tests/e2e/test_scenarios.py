@@ -12,27 +12,27 @@ from msgspec import convert
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from cli.app import app
-from healthcheck.catalog.hardware import fabric_of
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import CHECKS, gpu_siblings
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.rdma_ports import after_ports
-from healthcheck.model import Evidence, Host, Nature
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass
-from healthcheck.probes.container_runtime.facts import RuntimeAnswer
-from healthcheck.probes.gpu_pods import GpuPodsReader
-from healthcheck.probes.nvml import driver as nvml_driver
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import DriverReading
-from healthcheck.probes.pci import FUNCTIONS
-from healthcheck.probes.pod_resources import ContainerDevices, PodDevices, ResourceDevices
-from healthcheck.settings.reading import packaged_profiles
-from healthcheck.verdict.verdict import status_of, worst
-from sim.instance_types import MACHINES, SHAPES
-from sim.node import EFA_PROGRAMS, SimulatedNode
-from sim.scenarios import Scenario, scenarios
+from gpu_healthcheck.cli.app import app
+from gpu_healthcheck.healthcheck.catalog.hardware import fabric_of
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.checks import CHECKS, gpu_siblings
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.rdma_ports import after_ports
+from gpu_healthcheck.healthcheck.model import Evidence, Host, Nature
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, GpuPosition, PodRuntimeClass
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import RuntimeAnswer
+from gpu_healthcheck.healthcheck.probes.gpu_pods import GpuPodsReader
+from gpu_healthcheck.healthcheck.probes.nvml import driver as nvml_driver
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import DriverReading
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.probes.pod_resources import ContainerDevices, PodDevices, ResourceDevices
+from gpu_healthcheck.healthcheck.settings.reading import packaged_profiles
+from gpu_healthcheck.healthcheck.verdict.verdict import status_of, worst
+from gpu_healthcheck.sim.instance_types import MACHINES, SHAPES
+from gpu_healthcheck.sim.node import EFA_PROGRAMS, SimulatedNode
+from gpu_healthcheck.sim.scenarios import Scenario, scenarios
 from tests.console import typed
 from tests.device_files import buildable
 from tests.e2e.judged_again import is_judged_again

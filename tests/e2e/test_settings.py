@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.console import typed
 
 

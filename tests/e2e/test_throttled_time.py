@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from healthcheck.checks import clocks
-from healthcheck.checks.examine import judge
-from healthcheck.memory.cycles import JudgedCycle, after_cycle
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Evidence
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.checks import clocks
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Evidence
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.checks.evidence import P5
 from tests.examples import later, memory_with
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane
-from sim.kubelet import Kubelets
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.kubelet import Kubelets
 from tests.evict.world import EvictWorld
 from tests.overlays import OVERLAYS
 from tests.scheduling import scheduled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from evict.__main__ import main
+from gpu_healthcheck.evict.__main__ import main
 from tests.sweeper.dying import die_at_writes
 
 if __name__ == "__main__":

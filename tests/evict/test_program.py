@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from evict.metrics import METRICS
-from healthcheck.node.state import EVICT, RESULTS, SEVERITY, STATUS, TAINT
-from sim.control_plane import ControlPlane, install
+from gpu_healthcheck.evict.metrics import METRICS
+from gpu_healthcheck.healthcheck.node.state import EVICT, RESULTS, SEVERITY, STATUS, TAINT
+from gpu_healthcheck.sim.control_plane import ControlPlane, install
 from tests.evicting import annotation, eviction
 
 UUID = "GPU-11111111-0000-0000-0000-000000000000"

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from evict.select import Fault, Target, fault_on, plan_evictions, stands_back, targets
-from healthcheck.deep.claim import Claim, RunKind, acquire
-from healthcheck.model import PREFIX, Severity
-from healthcheck.node.evictions import MOST_PODS, EvictionState, PodEviction
-from healthcheck.node.state import RELEASE, RESULTS, SEVERITY, STATUS, TAINT, NodeState
+from gpu_healthcheck.evict.select import Fault, Target, fault_on, plan_evictions, stands_back, targets
+from gpu_healthcheck.healthcheck.deep.claim import Claim, RunKind, acquire
+from gpu_healthcheck.healthcheck.model import PREFIX, Severity
+from gpu_healthcheck.healthcheck.node.evictions import MOST_PODS, EvictionState, PodEviction
+from gpu_healthcheck.healthcheck.node.state import RELEASE, RESULTS, SEVERITY, STATUS, TAINT, NodeState
 from tests.hostile import HOSTILE
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)

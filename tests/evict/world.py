@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.agent.world import UNHEALTHY, AgentProcess, Json, P
 from tests.waiting import eventually
 

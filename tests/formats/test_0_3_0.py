@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.memory import content
-from healthcheck.memory.exits import adopted, begin
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.severity_changes import in_force
-from healthcheck.model import Severity
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.memory import content
+from gpu_healthcheck.healthcheck.memory.exits import adopted, begin
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.severity_changes import in_force
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord
 from tests.examples import BOOT, MACHINE, NOW
 from tests.formats import FOLDER
 

@@ -12,15 +12,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from healthcheck.deep import claim, deep_record
-from healthcheck.memory import content
-from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Nature, Outcome, Passed
-from healthcheck.node.state import RESULTS, RUN
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import dump_release, release_of
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.deep import claim, deep_record
+from gpu_healthcheck.healthcheck.memory import content
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile, MemoryFileError
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Nature, Outcome, Passed
+from gpu_healthcheck.healthcheck.node.state import RESULTS, RUN
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import dump_release, release_of
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import (
     BOOT,
     GPU,

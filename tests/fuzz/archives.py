@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from diagnosis.sources.archive import Archive, ArchiveError
+from gpu_healthcheck.diagnosis.sources.archive import Archive, ArchiveError
 from tests.fuzz.damage import byte_damages, damaged
 
 _BLOCK = 512

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from hypothesis import strategies as st
 
-from healthcheck.captures.blocks import CaptureError, InputFile
-from healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
-from healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.captures.blocks import CaptureError, InputFile
+from gpu_healthcheck.healthcheck.captures.kernel_logs import KernelLogReader, PassedOver
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 from tests.captures.renderings import BOOTED, FORMS, capture
 from tests.checks.grammar import fault_lines, quoted_lines
 from tests.fuzz.damage import byte_damages, damaged

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from healthcheck.host.command import ProgramEnd
-from healthcheck.model import ProbeError
-from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, ContainerRuntime
-from healthcheck.probes.container_runtime.loader import _answer
-from healthcheck.text.documents import MalformedError
+from gpu_healthcheck.healthcheck.host.command import ProgramEnd
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, ContainerRuntime
+from gpu_healthcheck.healthcheck.probes.container_runtime.loader import _answer
+from gpu_healthcheck.healthcheck.text.documents import MalformedError
 from tests.fuzz.damage import byte_damages, damaged
 
 _sections = st.sampled_from(["plugins.cri", "plugins.'io.containerd.cri.v1.runtime'", "crio.runtime", "crio"])

@@ -11,15 +11,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from healthcheck.captures import evidence_file
-from healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
-from healthcheck.catalog.profiles import ProfileError, find_profile, parse_profiles
-from healthcheck.checks import CHECKS
-from healthcheck.model import Evidence, Host, Now, ProbeError
-from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, read_rdma
-from healthcheck.probes.nvml.answer import read_answer
-from healthcheck.probes.nvml.gpus import NVML, DriverReading
-from healthcheck.probes.services import SERVICES, read_services
+from gpu_healthcheck.healthcheck.captures import evidence_file
+from gpu_healthcheck.healthcheck.captures.evidence_file import EvidenceCycle, EvidenceError
+from gpu_healthcheck.healthcheck.catalog.profiles import ProfileError, find_profile, parse_profiles
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.model import Evidence, Host, Now, ProbeError
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, RDMA, Rdma, read_rdma
+from gpu_healthcheck.healthcheck.probes.nvml.answer import read_answer
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading
+from gpu_healthcheck.healthcheck.probes.services import SERVICES, read_services
 from tests.checks.any_facts import any_facts_are_judged
 from tests.checks.evidence import P5
 from tests.checks.test_no_false_fault import healthy

@@ -13,21 +13,21 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.checks import CHECKS, KERNEL_LINES
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.content import SCHEMA
-from healthcheck.memory.content import dump as dump_memory
-from healthcheck.memory.cycles import JudgedCycle, after_cycle
-from healthcheck.memory.exits import begin
-from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Evidence, Nature, Now, Outcome
-from healthcheck.probes.kernel_log import RING, KernelLog, Record, RecordBatch, parse_record
-from healthcheck.probes.nvml.gpus import Gpu
-from healthcheck.verdict.record import LONGEST, dump, render
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.checks import CHECKS, KERNEL_LINES
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.content import SCHEMA
+from gpu_healthcheck.healthcheck.memory.content import dump as dump_memory
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle
+from gpu_healthcheck.healthcheck.memory.exits import begin
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile, MemoryFileError
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import Evidence, Nature, Now, Outcome
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, KernelLog, Record, RecordBatch, parse_record
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.healthcheck.verdict.record import LONGEST, dump, render
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.checks.any_facts import any_facts_are_judged, evidence, expectations
 from tests.checks.evidence import untimed
 from tests.checks.grammar import fault_lines, quoted_lines

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from diagnosis.causes.copied_logs import is_known
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.snapshot import Builder
-from diagnosis.sources.pasted import NothingRecognisedError
-from diagnosis.sources.texts import Texts
-from healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.diagnosis.causes.copied_logs import is_known
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.snapshot import Builder
+from gpu_healthcheck.diagnosis.sources.pasted import NothingRecognisedError
+from gpu_healthcheck.diagnosis.sources.texts import Texts
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
 from tests.diagnosis import test_pasted
 from tests.fuzz.damage import byte_damages, damaged
 

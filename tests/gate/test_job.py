@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sim.control_plane import ControlPlane
-from sim.kubelet import Kubelets
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.kubelet import Kubelets
 from tests.agent.world import RealCluster, World
 from tests.overlays import OVERLAYS
 from tests.waiting import eventually

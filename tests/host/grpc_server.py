@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf.json_format import ParseDict
 
-from healthcheck.host.grpc_child import QUESTIONS, message_classes
+from gpu_healthcheck.healthcheck.host.grpc_child import QUESTIONS, message_classes
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host.command import (
+from gpu_healthcheck.healthcheck.host.command import (
     Child,
     ChildError,
     MissedDeadline,

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host import grpc_child
-from healthcheck.host.command import isolated
-from healthcheck.host.grpc_child import QUESTIONS, without_others
-from healthcheck.host.grpc_socket import NodeSocket
-from healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.host import grpc_child
+from gpu_healthcheck.healthcheck.host.command import isolated
+from gpu_healthcheck.healthcheck.host.grpc_child import QUESTIONS, without_others
+from gpu_healthcheck.healthcheck.host.grpc_socket import NodeSocket
+from gpu_healthcheck.healthcheck.model import ProbeError
 from tests.host.grpc_server import answers_to, serving
 from tests.permissions import as_nobody
 
@@ -198,7 +198,7 @@ def test_invalid_answer_is_an_error(short_root: Path, answer: bytes, why: str) -
 
 def test_child_without_a_parent_ends_itself(short_root: Path) -> None:
     """Its parent was killed."""
-    argv = [*isolated("healthcheck.host.grpc_child"), "container-runtime", str(short_root / PATH[1:])]
+    argv = [*isolated("gpu_healthcheck.healthcheck.host.grpc_child"), "container-runtime", str(short_root / PATH[1:])]
     with serving(short_root / PATH[1:], answers_to("container-runtime", VERSION, STATUS)) as server:
         server.holds.clear()
         assert subprocess.run([*argv, "0.5"], check=False).returncode == -signal.SIGALRM
@@ -207,8 +207,9 @@ def test_child_without_a_parent_ends_itself(short_root: Path) -> None:
 def test_caller_never_loads_grpc(short_root: Path) -> None:
     program = (
         "import json, sys, pathlib\n"
-        "import agent.process.agent_program, cli.__main__, healthcheck.probes.pod_resources\n"
-        "from healthcheck.host.grpc_socket import NodeSocket\n"
+        "import gpu_healthcheck.agent.process.agent_program, gpu_healthcheck.cli.__main__\n"
+        "import gpu_healthcheck.healthcheck.probes.pod_resources\n"
+        "from gpu_healthcheck.healthcheck.host.grpc_socket import NodeSocket\n"
         "answer = NodeSocket('container-runtime').ask(pathlib.Path(sys.argv[1]), sys.argv[2])\n"
         "print(json.dumps([len(answer), [one for one in sys.modules if one.startswith(('grpc', 'google.'))]]))\n"
     )

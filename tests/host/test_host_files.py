@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host.host_files import MOST_BYTES, is_executable, matches, read, read_whole, resolve, walk
+from gpu_healthcheck.healthcheck.host.host_files import (
+    MOST_BYTES,
+    is_executable,
+    matches,
+    read,
+    read_whole,
+    resolve,
+    walk,
+)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host import http_server
-from healthcheck.host.http_server import MOST_CONNECTIONS, MOST_REQUEST_BYTES, HttpServer, Page, Request
+from gpu_healthcheck.healthcheck.host import http_server
+from gpu_healthcheck.healthcheck.host.http_server import MOST_CONNECTIONS, MOST_REQUEST_BYTES, HttpServer, Page, Request
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
 BIG = b"x" * 8_000_000

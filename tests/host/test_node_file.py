@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host import node_file
-from healthcheck.host.node_file import NotAFile
+from gpu_healthcheck.healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.host.node_file import NotAFile
 
 HOLD = """
 import sys
 from pathlib import Path
-from healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.host import node_file
 print(node_file.lock(Path(sys.argv[1])) is not None, flush=True)
 sys.stdin.readline()
 """

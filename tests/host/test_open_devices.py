@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host.command import ChildError
-from healthcheck.host.open_devices import OpenDevices
-from healthcheck.host.open_devices_child import open_minors
+from gpu_healthcheck.healthcheck.host.command import ChildError
+from gpu_healthcheck.healthcheck.host.open_devices import OpenDevices
+from gpu_healthcheck.healthcheck.host.open_devices_child import open_minors
 from tests.device_files import NEEDS_THEM
 from tests.waiting import eventually
 

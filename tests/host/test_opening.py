@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host import host_files
-from healthcheck.host.opening import is_folder, is_there, want_folder
-from healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.opening import is_folder, is_there, want_folder
+from gpu_healthcheck.healthcheck.model import ProbeError
 from tests.permissions import as_nobody
 
 

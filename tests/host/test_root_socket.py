@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host import http_server
+from gpu_healthcheck.healthcheck.host import http_server
 
 
 def reaches(path: Path, listener: socket.socket) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from healthcheck.host.streams import write_json
-from healthcheck.model import Severity, Status
+from gpu_healthcheck.healthcheck.host.streams import write_json
+from gpu_healthcheck.healthcheck.model import Severity, Status
 
 
 class Printed(Struct, frozen=True):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Unobserved, UnobservedCause
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import Gpus
-from sim import c_library, nvml_library
-from sim.node import DRIVER_VERSION, SimulatedNode
+from gpu_healthcheck.healthcheck.model import Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpus
+from gpu_healthcheck.sim import c_library, nvml_library
+from gpu_healthcheck.sim.node import DRIVER_VERSION, SimulatedNode
 
 SONAME = "libnvidia-ml.so.1"
 VERSIONED = f"libnvidia-ml.so.{DRIVER_VERSION}"

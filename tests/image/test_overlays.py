@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck import __version__
-from sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
 from tests.overlays import OVERLAYS, folder_of
 
 ROOT = Path(__file__).parents[2]

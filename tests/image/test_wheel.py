@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("agent", "cli", "diagnosis", "evict", "healthcheck", "quarantine", "repair", "sweeper")
@@ -28,7 +28,7 @@ SCRIPT = "import sys; sys.path.insert(0, {site!r}); from {module} import {functi
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wheel and source archive, built from a copy, as building leaves its own folder in the sources."""
     sources, dist = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
-    for name in (*PROGRAMS, "kubernetes"):
+    for name in (*PROGRAMS, "sim", "gpu_healthcheck", "kubernetes"):
         shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
@@ -49,9 +49,9 @@ def test_source_archive_has_code_and_generated_files(dist: Path) -> None:
 
     assert {
         "pyproject.toml",
-        "cli/index.json",
-        "cli/gpu-healthcheck.1",
-        "healthcheck/settings/reading.py",
+        "gpu_healthcheck/cli/index.json",
+        "gpu_healthcheck/cli/gpu-healthcheck.1",
+        "gpu_healthcheck/healthcheck/settings/reading.py",
     } <= names
 
 
@@ -60,7 +60,7 @@ def site(wheel: ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment that has another's packages of our folders' names."""
     site = tmp_path_factory.mktemp("site")
     wheel.extractall(site)
-    for name in PROGRAMS:
+    for name in (*PROGRAMS, "sim"):
         (site / name).mkdir()
         (site / name / "__init__.py").write_text(f"raise ImportError('another {name}')\n")
     return site

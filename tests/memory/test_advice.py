@@ -9,34 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from cli.catalogue import Explanation, explain_sxid, explain_xid
-from cli.node_step import node_step
-from healthcheck.catalog.policy import Policy, step_for
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.catalog.sxid import sxid_table
-from healthcheck.catalog.xid import RECOVERY_CODE, actions, recovery_actions, xid_table
-from healthcheck.checks import CHECKS, driver_messages, sxid
-from healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
-from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.exits import after_release, begin, expired, gpus_answered, passed
-from healthcheck.memory.findings import Acknowledgement, Memory, Release
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.rows import finding_row
-from healthcheck.model import Evidence, Host, Nature, Severity
-from healthcheck.node.state import RESULTS, SEVERITY, STATUS, NodeState
-from healthcheck.operations.next_step import NextStep
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
-from healthcheck.settings.reading import packaged_profiles
-from healthcheck.text.boundary import as_json
-from healthcheck.verdict.node_events import new_findings
-from healthcheck.verdict.record import AgentRecord, StandingRecord
-from sim.node import SimulatedNode
-from sim.scenarios import Scenario, scenarios
+from gpu_healthcheck.cli.catalogue import Explanation, explain_sxid, explain_xid
+from gpu_healthcheck.cli.node_step import node_step
+from gpu_healthcheck.healthcheck.catalog.policy import Policy, step_for
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.catalog.sxid import sxid_table
+from gpu_healthcheck.healthcheck.catalog.xid import RECOVERY_CODE, actions, recovery_actions, xid_table
+from gpu_healthcheck.healthcheck.checks import CHECKS, driver_messages, sxid
+from gpu_healthcheck.healthcheck.checks.driver_reasons import INIT_FAILED, LIBRARY_MISMATCH
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
+from gpu_healthcheck.healthcheck.memory.exit_table import exit_words
+from gpu_healthcheck.healthcheck.memory.exits import after_release, begin, expired, gpus_answered, passed
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Memory, Release
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.memory.rows import finding_row
+from gpu_healthcheck.healthcheck.model import Evidence, Host, Nature, Severity
+from gpu_healthcheck.healthcheck.node.state import RESULTS, SEVERITY, STATUS, NodeState
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpu, Gpus
+from gpu_healthcheck.healthcheck.settings.reading import packaged_profiles
+from gpu_healthcheck.healthcheck.text.boundary import as_json
+from gpu_healthcheck.healthcheck.verdict.node_events import new_findings
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord, StandingRecord
+from gpu_healthcheck.sim.node import SimulatedNode
+from gpu_healthcheck.sim.scenarios import Scenario, scenarios
 from tests.examples import GPU, MACHINE, MONOTONIC, WALL, later, memory_with
 
 ADDRESS = GPU.removeprefix("gpu/")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.catalog.policy import Policy
-from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.exits import gpus_answered
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.severity_changes import in_force
-from healthcheck.model import Evidence, Nature, Severity
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.exits import gpus_answered
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.memory.severity_changes import in_force
+from gpu_healthcheck.healthcheck.model import Evidence, Nature, Severity
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import MONOTONIC, NOW, later, memory_with
 
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)

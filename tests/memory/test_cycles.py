@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.memory.cycles import (
+from gpu_healthcheck.healthcheck.memory.cycles import (
     CYCLES_TO_CONFIRM,
     MOST_UNOBSERVED_CYCLES,
     JudgedCycle,
@@ -16,13 +16,13 @@ from healthcheck.memory.cycles import (
     after_cycle,
     without_checks,
 )
-from healthcheck.memory.exit_table import exit_words
-from healthcheck.memory.exits import begin, expired
-from healthcheck.memory.findings import Memory, Suspect
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.reason_names import SLOWER_THAN_SIBLINGS
-from healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
-from healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.healthcheck.memory.exit_table import exit_words
+from gpu_healthcheck.healthcheck.memory.exits import begin, expired
+from gpu_healthcheck.healthcheck.memory.findings import Memory, Suspect
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.memory.reason_names import SLOWER_THAN_SIBLINGS
+from gpu_healthcheck.healthcheck.model import Finding, Nature, Outcome, Severity, TooEarly
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import (
     BOOT,
     GPU,

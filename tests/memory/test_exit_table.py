@@ -9,10 +9,10 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.driver_reasons import PROBE_FAILED
-from healthcheck.memory import exit_table as table
-from healthcheck.memory.exit_table import EXITS, Exit, exit_words
-from healthcheck.memory.exits import (
+from gpu_healthcheck.healthcheck.checks.driver_reasons import PROBE_FAILED
+from gpu_healthcheck.healthcheck.memory import exit_table as table
+from gpu_healthcheck.healthcheck.memory.exit_table import EXITS, Exit, exit_words
+from gpu_healthcheck.healthcheck.memory.exits import (
     after_release,
     begin,
     driver_loaded,
@@ -22,10 +22,10 @@ from healthcheck.memory.exits import (
     recovered,
     retested,
 )
-from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import KernelEvent, Nature, Outcome, Passed, Severity
-from healthcheck.probes.nvml.gpus import SUCCESS, Gpu
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import KernelEvent, Nature, Outcome, Passed, Severity
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import SUCCESS, Gpu
 from tests.examples import GPU, MACHINE, MONOTONIC, NOW, WALL, active_finding, fault, kernel_event, later, memory_with
 
 ADDRESS = GPU.removeprefix("gpu/")

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
-from healthcheck.memory.exits import (
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
+from gpu_healthcheck.healthcheck.memory.exits import (
     adopted,
     after_release,
     begin,
@@ -21,10 +21,10 @@ from healthcheck.memory.exits import (
     recovered,
     within_log,
 )
-from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Finding, Nature, Outcome, Severity
-from healthcheck.probes.nvml.gpus import Gpu, RowRemap
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import Finding, Nature, Outcome, Severity
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu, RowRemap
 from tests.examples import (
     BOOT,
     GPU,

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory import exits
-from healthcheck.memory.file import MemoryFile, MemoryFileError
-from healthcheck.memory.findings import Acknowledgement, CountedProcess, Memory, ProcessHit, Release
-from healthcheck.model import Nature, Now
-from healthcheck.model.node_facts import EarlierHardware, GpuPosition
+from gpu_healthcheck.healthcheck.memory import exits
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile, MemoryFileError
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, CountedProcess, Memory, ProcessHit, Release
+from gpu_healthcheck.healthcheck.model import Nature, Now
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, GpuPosition
 from tests.examples import BOOT, GPU, WALL, active_finding, fault, memory_with
 from tests.host.test_node_file import PLANTED, no_room
 
@@ -42,7 +42,7 @@ MEMORY = memory_with(
 SECOND_AGENT = """
 import sys
 from pathlib import Path
-from healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
 file = MemoryFile(Path(sys.argv[1]))
 print(file.acquire(), flush=True)
 sys.stdin.readline()

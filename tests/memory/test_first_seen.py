@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory.content import dump, parse
-from healthcheck.memory.cycles import JudgedCycle, after_cycle, first_seen
-from healthcheck.memory.exits import after_release, begin, gpus_answered
-from healthcheck.memory.findings import MOST_GPUS, Acknowledgement, ActiveFinding, Memory, Release
-from healthcheck.model import Evidence, Nature, Probe, Severity, Unobserved, UnobservedCause
-from healthcheck.model.node_facts import ONCE_HAD, EarlierHardware, GpuPosition
-from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.nvml.gpus import Gpu
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.memory.content import dump, parse
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle, first_seen
+from gpu_healthcheck.healthcheck.memory.exits import after_release, begin, gpus_answered
+from gpu_healthcheck.healthcheck.memory.findings import MOST_GPUS, Acknowledgement, ActiveFinding, Memory, Release
+from gpu_healthcheck.healthcheck.model import Evidence, Nature, Probe, Severity, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.model.node_facts import ONCE_HAD, EarlierHardware, GpuPosition
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import RDMA
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
 from tests.checks.evidence import ADDRESSES, efa_functions, functions, gpu_function, rdma
 from tests.examples import BOOT, MACHINE, NOW, WALL, active_finding, fault, memory_with
 

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.driver_reasons import PROBE_FAILED
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.xid import CHECK as XID
-from healthcheck.memory.cycles import JudgedCycle, after_cycle
-from healthcheck.memory.exits import gpus_answered, passed
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Evidence, Finding, KernelEvent, Nature, Outcome, Severity
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml.gpus import Gpu
-from healthcheck.probes.pci import FUNCTIONS
+from gpu_healthcheck.healthcheck.checks.driver_reasons import PROBE_FAILED
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.xid import CHECK as XID
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle
+from gpu_healthcheck.healthcheck.memory.exits import gpus_answered, passed
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import Evidence, Finding, KernelEvent, Nature, Outcome, Severity
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS
 from tests.checks.evidence import functions
 from tests.examples import GPU, MONOTONIC, NOW, WALL, fault, later, memory_with
 

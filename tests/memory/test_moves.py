@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.memory.exits import begin, gpus_answered
-from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Nature, Outcome, Severity
-from healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.healthcheck.memory.exits import begin, gpus_answered
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import Nature, Outcome, Severity
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
 from tests.examples import MACHINE, MONOTONIC, active_finding, fault, kernel_event, later, memory_with
 
 ISOLATE, RESET = Severity.ISOLATE, Severity.RESET

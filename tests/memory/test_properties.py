@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
-from healthcheck.memory.exits import REMAP_XIDS, after_release, begin, expired, gpus_answered, recovered
-from healthcheck.memory.file import MemoryFile
-from healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release, gpu_address
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
+from gpu_healthcheck.healthcheck.memory.exits import REMAP_XIDS, after_release, begin, expired, gpus_answered, recovered
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, ActiveFinding, Memory, Release, gpu_address
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import (
     Finding,
     KernelEvent,
     Nature,
@@ -30,11 +30,11 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.node.state import RESULTS, NodeState
-from healthcheck.probes.nvml.gpus import Gpu, RowRemap
-from healthcheck.verdict.acknowledgement import dump_release, parse_release, release_of
-from healthcheck.verdict.record import LONGEST, AgentRecord, dump, load, parse, remembered, render
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.node.state import RESULTS, NodeState
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu, RowRemap
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import dump_release, parse_release, release_of
+from gpu_healthcheck.healthcheck.verdict.record import LONGEST, AgentRecord, dump, load, parse, remembered, render
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import IDENTITY, MACHINE, MONOTONIC, WALL
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/record.schema.json").read_text())

@@ -9,18 +9,18 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from healthcheck.catalog.profiles import find_profile
-from healthcheck.checks import CHECKS, efa_namespaces, rdma_loopback
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.cycles import CYCLES_TO_CONFIRM, JudgedCycle, MemoryRules, after_cycle
-from healthcheck.memory.exits import after_release, begin, passed
-from healthcheck.memory.findings import Acknowledgement, Release
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Evidence, Host, Nature, Severity
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.settings.reading import packaged_profiles
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.catalog.profiles import find_profile
+from gpu_healthcheck.healthcheck.checks import CHECKS, efa_namespaces, rdma_loopback
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.cycles import CYCLES_TO_CONFIRM, JudgedCycle, MemoryRules, after_cycle
+from gpu_healthcheck.healthcheck.memory.exits import after_release, begin, passed
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Release
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import Evidence, Host, Nature, Severity
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.settings.reading import packaged_profiles
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.examples import MACHINE, MONOTONIC, active_finding, fault, later, memory_with
 
 ROCE = [check for check in CHECKS if check.group == "9-roce"]

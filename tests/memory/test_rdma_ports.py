@@ -7,19 +7,28 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import mlx5_messages, roce_ports
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory import reason_names
-from healthcheck.memory.content import dump, parse
-from healthcheck.memory.cycles import JudgedCycle, after_cycle
-from healthcheck.memory.exits import after_release, begin
-from healthcheck.memory.findings import Acknowledgement, Memory, Release
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.rdma_ports import MOST_PORTS, after_ports
-from healthcheck.model import Evidence, KernelEvent, Nature, Outcome, Probe, Severity, Unobserved, UnobservedCause
-from healthcheck.model.node_facts import LINK, ONCE_HAD, SPEED, EarlierHardware, RdmaPort
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.mlx5 import MLX5, Mlx5
+from gpu_healthcheck.healthcheck.checks import mlx5_messages, roce_ports
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory import reason_names
+from gpu_healthcheck.healthcheck.memory.content import dump, parse
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle
+from gpu_healthcheck.healthcheck.memory.exits import after_release, begin
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Memory, Release
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.memory.rdma_ports import MOST_PORTS, after_ports
+from gpu_healthcheck.healthcheck.model import (
+    Evidence,
+    KernelEvent,
+    Nature,
+    Outcome,
+    Probe,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.model.node_facts import LINK, ONCE_HAD, SPEED, EarlierHardware, RdmaPort
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.probes.mlx5 import MLX5, Mlx5
 from tests.checks.evidence import RAILS, hgx, mlx5_device, storage_device
 from tests.examples import BOOT, MACHINE, MONOTONIC, NOW, WALL, active_finding, fault, later, memory_with
 

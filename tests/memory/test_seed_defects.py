@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Evidence, Nature, Severity, Status
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.verdict.verdict import Verdict, decide
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import Evidence, Nature, Severity, Status
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, decide
 from tests.examples import MONOTONIC, NOW, fault, memory_with, outcome_with
 
 EVENT_CHECKS = tuple(check for check in CHECKS if check.nature is Nature.EVENT)

@@ -7,20 +7,20 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.catalog.policy import OVERRIDDEN, Policy
-from healthcheck.catalog.severities import ESCALATED
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.checks.sxid import CHECK as SXID
-from healthcheck.checks.xid import CHECK as XID
-from healthcheck.memory.content import dump, parse
-from healthcheck.memory.exits import begin, recovered
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.severity_changes import in_force
-from healthcheck.model import Evidence, Severity, Status
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.catalog.policy import OVERRIDDEN, Policy
+from gpu_healthcheck.healthcheck.catalog.severities import ESCALATED
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.checks.sxid import CHECK as SXID
+from gpu_healthcheck.healthcheck.checks.xid import CHECK as XID
+from gpu_healthcheck.healthcheck.memory.content import dump, parse
+from gpu_healthcheck.healthcheck.memory.exits import begin, recovered
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.memory.severity_changes import in_force
+from gpu_healthcheck.healthcheck.model import Evidence, Severity, Status
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import GPU, MACHINE, MONOTONIC, NOW, active_finding, fault, later, memory_with, outcome_with
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.exits import after_release, begin, expired
-from healthcheck.memory.findings import Acknowledgement, Memory, Release
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.memory.reason_names import LOCKED
-from healthcheck.model import Evidence, Nature
-from healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.exits import after_release, begin, expired
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Memory, Release
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.memory.reason_names import LOCKED
+from gpu_healthcheck.healthcheck.model import Evidence, Nature
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
 from tests.examples import MACHINE, MONOTONIC, WALL, later, memory_with
 
 EVENT_CHECKS = tuple(one for one in CHECKS if one.nature is Nature.EVENT)

@@ -8,18 +8,27 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
-from healthcheck.memory.exits import after_release, begin, quarantined
-from healthcheck.memory.file import MemoryFile
-from healthcheck.memory.findings import Memory, Release
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Evidence, Finding, Nature, Now, Outcome, Severity, Unobserved, UnobservedCause
-from healthcheck.probes.kernel_log import RING, Record
-from healthcheck.probes.nvml.gpus import Gpu, RowRemap
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, MemoryRules, after_cycle
+from gpu_healthcheck.healthcheck.memory.exits import after_release, begin, quarantined
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.healthcheck.memory.findings import Memory, Release
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import (
+    Evidence,
+    Finding,
+    Nature,
+    Now,
+    Outcome,
+    Severity,
+    Unobserved,
+    UnobservedCause,
+)
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu, RowRemap
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import MACHINE, WALL
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.model.node_facts import AFTERMATH_SECONDS, DeepDiagnostic
+from gpu_healthcheck.healthcheck.model.node_facts import AFTERMATH_SECONDS, DeepDiagnostic
 
 RUNNING = DeepDiagnostic("l2", since=100.0, processes={7: 150.0})
 ENDED = DeepDiagnostic("l2", since=100.0, until=200.0, processes={7: 150.0})

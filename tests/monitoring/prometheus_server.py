@@ -12,7 +12,7 @@ from typing import Any, Self
 import psutil
 import yaml
 
-from healthcheck.cluster.prometheus import PrometheusError, instant
+from gpu_healthcheck.healthcheck.cluster.prometheus import PrometheusError, instant
 from tests.tiers import cannot_run
 from tests.waiting import GIVE_UP_SECONDS, eventually
 from tools.rules import plain_rules

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.telemetry import Telemetry
-from healthcheck.checks.ecc_storm import MOST_DRAM
-from healthcheck.text.moments import moment
-from sim.api_objects import LEASES
-from sim.loopback import LoopbackAnswers, LoopbackServer
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks.ecc_storm import MOST_DRAM
+from gpu_healthcheck.healthcheck.text.moments import moment
+from gpu_healthcheck.sim.api_objects import LEASES
+from gpu_healthcheck.sim.loopback import LoopbackAnswers, LoopbackServer
 from tests.agent.stories import beat, hold
 from tests.agent.world import StandIn, World
 from tests.monitoring.prometheus_server import PrometheusServer

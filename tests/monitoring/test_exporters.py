@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from diagnosis.snapshot.gpu_use import AN_HOUR_AGO, EXPORTED, IDLE, SERIES, USE, GpuUse
-from diagnosis.sources.measured_use import with_use
-from healthcheck.cluster.prometheus import PrometheusError, instant
-from sim.loopback import LoopbackAnswers, LoopbackServer
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import AN_HOUR_AGO, EXPORTED, IDLE, SERIES, USE, GpuUse
+from gpu_healthcheck.diagnosis.sources.measured_use import with_use
+from gpu_healthcheck.healthcheck.cluster.prometheus import PrometheusError, instant
+from gpu_healthcheck.sim.loopback import LoopbackAnswers, LoopbackServer
 from tests.diagnosis.states import snapshot
 from tests.monitoring.prometheus_server import PrometheusServer
 from tests.waiting import eventually

@@ -16,13 +16,13 @@ import pytest
 import yaml
 from prometheus_client.exposition import choose_encoder
 
-from agent.telemetry import DeepRun, Telemetry
-from cli.fleet_faults import SLOW
-from diagnosis.snapshot.gpu_use import IDLE
-from evict.metrics import METRICS as OF_EVICT
-from healthcheck.catalog.xid import xid_table
-from healthcheck.memory.findings import ActiveFinding
-from healthcheck.model import Finding, Nature, Severity, Status
+from gpu_healthcheck.agent.telemetry import DeepRun, Telemetry
+from gpu_healthcheck.cli.fleet_faults import SLOW
+from gpu_healthcheck.diagnosis.snapshot.gpu_use import IDLE
+from gpu_healthcheck.evict.metrics import METRICS as OF_EVICT
+from gpu_healthcheck.healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding
+from gpu_healthcheck.healthcheck.model import Finding, Nature, Severity, Status
 from tests.tiers import cannot_run
 from tools.rules import plain_rules
 

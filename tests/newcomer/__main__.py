@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sim.node import SimulatedNode
-from sim.real_node import RealNode, images
+from gpu_healthcheck.sim.node import SimulatedNode
+from gpu_healthcheck.sim.real_node import RealNode, images
 from tests.newcomer.story import Newcomer
 from tests.newcomer.ways import WAYS
 from tests.node.stage import Stage

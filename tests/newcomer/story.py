@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from sim.real_node.agent_pod import GIVE_UP_SECONDS, NAMESPACE
-from sim.real_node.images import OURS, REPOSITORY
-from sim.real_node.waiting import wait_until
+from gpu_healthcheck.sim.real_node.agent_pod import GIVE_UP_SECONDS, NAMESPACE
+from gpu_healthcheck.sim.real_node.images import OURS, REPOSITORY
+from gpu_healthcheck.sim.real_node.waiting import wait_until
 from tests.newcomer.traces import settled, traces
 from tests.newcomer.typed import shown
 from tests.newcomer.ways import (

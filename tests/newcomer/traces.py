@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sim.real_node import RealNode
+    from gpu_healthcheck.sim.real_node import RealNode
 
 _NAME = "gpu-healthcheck"
 _PASSING = {"componentstatuses", "events", "events.events.k8s.io"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from sim.real_node.images import REPOSITORY
+from gpu_healthcheck.sim.real_node.images import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

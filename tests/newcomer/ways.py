@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sim.real_node.images import OURS, REPOSITORY
+from gpu_healthcheck.sim.real_node.images import OURS, REPOSITORY
 from tools.install_yaml import install_yaml
 
 if TYPE_CHECKING:

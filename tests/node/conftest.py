@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.node import SimulatedNode
-from sim.real_node import RealNode, images, needs
+from gpu_healthcheck.sim.node import SimulatedNode
+from gpu_healthcheck.sim.real_node import RealNode, images, needs
 from tests.node.leftovers import traces
 from tests.node.stage import Stage
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sim.real_node.arguments import CGROUP, LOOK_ALIKES
-from sim.real_node.running import FOLDER
+from gpu_healthcheck.sim.real_node.arguments import CGROUP, LOOK_ALIKES
+from gpu_healthcheck.sim.real_node.running import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

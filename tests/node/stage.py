@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS, NAMESPACE, AgentPod, memory_mib
-from sim.real_node.waiting import wait_until
+from gpu_healthcheck.sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS, NAMESPACE, AgentPod, memory_mib
+from gpu_healthcheck.sim.real_node.waiting import wait_until
 from tests.agent.world import NodeView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from sim.node import SimulatedNode
-    from sim.real_node import RealNode
+    from gpu_healthcheck.sim.node import SimulatedNode
+    from gpu_healthcheck.sim.real_node import RealNode
 
 Json = dict[str, Any]
 GPU = "nvidia.com/gpu"

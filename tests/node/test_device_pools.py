@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.devices import AllocatedDevices, Device
+from gpu_healthcheck.healthcheck.node.device_pools import given_out, read_slice
+from gpu_healthcheck.healthcheck.node.devices import AllocatedDevices, Device
 
 NODE = "ip-10-0-0-1.ec2.internal"
 Json = dict[str, Any]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.device_rules import RuleTaint, device_rule, rule_name
-from healthcheck.node.gpu_resources import has_device_plugin
+from gpu_healthcheck.healthcheck.node.device_rules import RuleTaint, device_rule, rule_name
+from gpu_healthcheck.healthcheck.node.gpu_resources import has_device_plugin
 
 NODE = "ip-10-0-0-1.ec2.internal"
 Json = dict[str, Any]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.node.device_pools import given_out, read_slice
-from healthcheck.node.devices import DRIVER, AllocatedDevices, NodeDevices, gpu_claim
-from healthcheck.node.state import NodeState, with_devices
+from gpu_healthcheck.healthcheck.node.device_pools import given_out, read_slice
+from gpu_healthcheck.healthcheck.node.devices import DRIVER, AllocatedDevices, NodeDevices, gpu_claim
+from gpu_healthcheck.healthcheck.node.state import NodeState, with_devices
 
 Object = dict[str, Any]
 ANEW = "the DRA driver is publishing its GPUs again"

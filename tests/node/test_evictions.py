@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.node.evictions import EvictionState, evictions_on
-from healthcheck.node.state import EVICT, NodeState
+from gpu_healthcheck.healthcheck.node.evictions import EvictionState, evictions_on
+from gpu_healthcheck.healthcheck.node.state import EVICT, NodeState
 from tests.evicting import BUDGET_ANSWER, STALE, annotation, eviction
 from tests.hostile import HOSTILE
 

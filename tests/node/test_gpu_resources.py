@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.gpu_resources import gpu_pod, offered, unplaced_since
+from gpu_healthcheck.healthcheck.node.gpu_resources import gpu_pod, offered, unplaced_since
 
 
 def container(asked: dict[str, str] | None = None, *, sidecar: bool = False, limits: bool = False) -> dict[str, Any]:

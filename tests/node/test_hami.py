@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.node.hami import (
+from gpu_healthcheck.healthcheck.node.hami import (
     CARDS,
     CORDON,
     card_ids,
@@ -19,7 +19,7 @@ from healthcheck.node.hami import (
     scheduler_places,
     why_ignored,
 )
-from healthcheck.node.state import DEVICE_CORDON, NodeState
+from gpu_healthcheck.healthcheck.node.state import DEVICE_CORDON, NodeState
 
 A, B, C = (f"GPU-00000000-51e0-4000-8000-00000000000{end}" for end in "abc")
 

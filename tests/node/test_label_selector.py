@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from healthcheck.node.label_selector import parse_selector
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.healthcheck.node.label_selector import parse_selector
+from gpu_healthcheck.sim.control_plane import ControlPlane
 
 NODES: Mapping[str, Mapping[str, str]] = {
     "bare": {},

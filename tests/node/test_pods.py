@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.node.pods import pod_state
+from gpu_healthcheck.healthcheck.node.pods import pod_state
 
 UNPLACED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
 PLACED = {"type": "PodScheduled", "status": "True"}

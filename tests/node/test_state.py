@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.nodes import node_state
-from healthcheck.node.state import STATUS, FieldManager, managers_of_label
-from healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.node.state import STATUS, FieldManager, managers_of_label
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
 
 AT = datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS
+from gpu_healthcheck.sim.real_node.agent_pod import DAEMONSET, GIVE_UP_SECONDS
 from tests.agent.world import P
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.real_node import RealNodeError
-from sim.real_node.running import FOLDER
+from gpu_healthcheck.sim.real_node import RealNodeError
+from gpu_healthcheck.sim.real_node.running import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ PODS = """
 import sys, gpu_healthcheck
 sys.path[:0] = gpu_healthcheck.__path__
 from pathlib import Path
-from healthcheck.probes.kubelet_pods import read_pods
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import read_pods
 for uid, pod in read_pods(Path("/host"), runtime_socket="").items():
     print(uid, pod.namespace, pod.name, pod.tolerations is not None)
 """

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.node import DCGM_PROGRAMS, EFA_PROGRAMS, NCCL_PROGRAMS
-from sim.real_node.agent_pod import GIVE_UP_SECONDS
-from sim.real_node.images import OURS, PAUSE, REPOSITORY
-from sim.real_node.root import HARDWARE
+from gpu_healthcheck.sim.node import DCGM_PROGRAMS, EFA_PROGRAMS, NCCL_PROGRAMS
+from gpu_healthcheck.sim.real_node.agent_pod import GIVE_UP_SECONDS
+from gpu_healthcheck.sim.real_node.images import OURS, PAUSE, REPOSITORY
+from gpu_healthcheck.sim.real_node.root import HARDWARE
 from tests.agent.world import P
 from tests.node.commands import command, running, words_of
 from tests.node.stage import advertise

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.node import DCGM_PROGRAMS
-from sim.real_node.agent_pod import GIVE_UP_SECONDS
-from sim.real_node.root import HARDWARE
+from gpu_healthcheck.sim.node import DCGM_PROGRAMS
+from gpu_healthcheck.sim.real_node.agent_pod import GIVE_UP_SECONDS
+from gpu_healthcheck.sim.real_node.root import HARDWARE
 from tests.agent.world import P
 from tests.node.stage import advertise
 from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.real_node.arguments import CONTAINERD_CONFIGURATION, CONTAINERD_SOCKET
-from sim.real_node.nvidia_runtime import PROGRAM
-from sim.real_node.running import FOLDER
+from gpu_healthcheck.sim.real_node.arguments import CONTAINERD_CONFIGURATION, CONTAINERD_SOCKET
+from gpu_healthcheck.sim.real_node.nvidia_runtime import PROGRAM
+from gpu_healthcheck.sim.real_node.running import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

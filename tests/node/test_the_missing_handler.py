@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.real_node import nvidia_toolkit
-from sim.real_node.agent_pod import GIVE_UP_SECONDS
-from sim.real_node.arguments import CONTAINERD_CONFIGURATION
-from sim.real_node.images import PAUSE
+from gpu_healthcheck.sim.real_node import nvidia_toolkit
+from gpu_healthcheck.sim.real_node.agent_pod import GIVE_UP_SECONDS
+from gpu_healthcheck.sim.real_node.arguments import CONTAINERD_CONFIGURATION
+from gpu_healthcheck.sim.real_node.images import PAUSE
 from tests.node.stage import GPU, advertise
 from tools.go_programs.build import NoProgramError
 
@@ -92,7 +92,7 @@ def another_containerd(stage: Stage) -> Iterator[None]:
 
 def diagnose(stage: Stage) -> tuple[int, dict[str, Any]]:
     """As a person asks about the pod, from where kubectl works."""
-    program = "from cli.__main__ import main; main()"
+    program = "from gpu_healthcheck.cli.__main__ import main; main()"
     words = ("diagnose", "pod", "default/trainer", "-o", "json")
     done = stage.node.run(sys.executable, "-c", program, *words, check=False)
     assert done.stdout, done.stderr

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim.real_node.agent_pod import NAMESPACE
-from sim.real_node.device_plugin import DEPLOY, NodeDevicePlugin
-from sim.real_node.images import PAUSE
+from gpu_healthcheck.sim.real_node.agent_pod import NAMESPACE
+from gpu_healthcheck.sim.real_node.device_plugin import DEPLOY, NodeDevicePlugin
+from gpu_healthcheck.sim.real_node.images import PAUSE
 from tests.agent.world import P
 from tests.node.commands import command, interrupt, running, words_of
 from tests.node.stage import GPU

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim.real_node.images import OURS
+from gpu_healthcheck.sim.real_node.images import OURS
 from tests.overlays import over_the_manifests
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SLIM = f"{OURS}-slim"
 DEEP_TEST = """
 import sys, gpu_healthcheck
 sys.path[:0] = gpu_healthcheck.__path__
-from healthcheck.host.command import Child, ChildError
+from gpu_healthcheck.healthcheck.host.command import Child, ChildError
 held = b"x" * (90 << 20)
 grow = "import sys; sys.stdin.readline(); hoard = []\\nwhile True: hoard.append(b'x' * (8 << 20))"
 child = Child((sys.executable, "-c", grow))

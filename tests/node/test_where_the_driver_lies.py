@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sim import nvml_library
-from sim.node import LIBRARY_DIRECTORY
-from sim.real_node.root import HARDWARE
+from gpu_healthcheck.sim import nvml_library
+from gpu_healthcheck.sim.node import LIBRARY_DIRECTORY
+from gpu_healthcheck.sim.real_node.root import HARDWARE
 from tests.image.test_driver_places import ELSEWHERE, HERE, MACHINES
 from tests.node import nvidia_runtime
 

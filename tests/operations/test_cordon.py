@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.cluster.nodes import node_state
-from healthcheck.deep.claim import RunKind
-from healthcheck.node.state import CORDONED_BY, RUN, FieldManager, NodeState
-from healthcheck.operations.drain import cordon, cordoned_by, lift, why_kept
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.deep.claim import RunKind
+from gpu_healthcheck.healthcheck.node.state import CORDONED_BY, RUN, FieldManager, NodeState
+from gpu_healthcheck.healthcheck.operations.drain import cordon, cordoned_by, lift, why_kept
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 US, PERSON = FieldManager("gpu-healthcheck", NOW), FieldManager("kubectl", NOW)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, plan_drain, what_holds
-from healthcheck.operations.pod_removal import Fate, RemovalEffect
+from gpu_healthcheck.healthcheck.operations.drain import DrainPermissions, DrainPlan, EvictedPod, plan_drain, what_holds
+from gpu_healthcheck.healthcheck.operations.pod_removal import Fate, RemovalEffect
 
 NOTHING, EVERYTHING = DrainPermissions(), DrainPermissions(force=True, empty_dir=True)
 OF_A_JOB: dict[str, Any] = {"ownerReferences": [{"kind": "Job", "name": "train", "controller": True}]}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.node.state import CONDITION, REBOOT_REQUIRED, REPAIR_CONDITIONS, REPLACEMENT_REQUIRED
-from sim.control_plane import MANIFESTS
+from gpu_healthcheck.healthcheck.node.state import CONDITION, REBOOT_REQUIRED, REPAIR_CONDITIONS, REPLACEMENT_REQUIRED
+from gpu_healthcheck.sim.control_plane import MANIFESTS
 
 TEXT = (Path(__file__).parents[2] / "docs/integrations.md").read_text()
 OBJECTS = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory.rows import FindingRow
-from healthcheck.node.state import CORDONED_BY, FIELD_MANAGER, TAINT, FieldManager, NodeState
-from healthcheck.operations.next_step import NextStep, Platform, cordon_of_card, next_step, platform_of
-from healthcheck.text.boundary import read_row
-from healthcheck.text.moments import EARLIEST
-from quarantine.recommendation import Recommendation
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow
+from gpu_healthcheck.healthcheck.node.state import CORDONED_BY, FIELD_MANAGER, TAINT, FieldManager, NodeState
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep, Platform, cordon_of_card, next_step, platform_of
+from gpu_healthcheck.healthcheck.text.boundary import read_row
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.quarantine.recommendation import Recommendation
 
 EC2 = NodeState("n", provider_id="aws:///us-west-2a/i-0123456789abcdef0")
 OURS = (FieldManager(FIELD_MANAGER, EARLIEST),)

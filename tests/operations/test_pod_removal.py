@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.operations.pod_removal import (
+from gpu_healthcheck.healthcheck.operations.pod_removal import (
     Fate,
     OwnerRef,
     Removal,

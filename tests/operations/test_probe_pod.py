@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck.deep.job import TESTED_NODE, TemplateError
-from healthcheck.operations.probe_pod import LONGEST_SECONDS, is_left_over, probe_pod, with_image
+from gpu_healthcheck.healthcheck.deep.job import TESTED_NODE, TemplateError
+from gpu_healthcheck.healthcheck.operations.probe_pod import LONGEST_SECONDS, is_left_over, probe_pod, with_image
 
 MANIFEST = Path(__file__).parents[2] / "kubernetes/manifests/04-daemonset-agent.yaml"
 TEMPLATE: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())["spec"]["template"]

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 
-from healthcheck.deep.job import SHOWN, TESTED_NODE, TemplateError
-from healthcheck.node.state import NodeState
-from healthcheck.operations.quarantine_job import TARGET, job_name, quarantine_job
+from gpu_healthcheck.healthcheck.deep.job import SHOWN, TESTED_NODE, TemplateError
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.operations.quarantine_job import TARGET, job_name, quarantine_job
 
 TEMPLATE = {
     "metadata": {"labels": {"app.kubernetes.io/name": "gpu-healthcheck"}},

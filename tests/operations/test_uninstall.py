@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.node.hami import CORDON
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.node.hami import CORDON
+from gpu_healthcheck.healthcheck.node.state import (
     DEVICE_CORDON,
     MAINTENANCE,
     RESULTS,
@@ -20,7 +20,7 @@ from healthcheck.node.state import (
     FieldManager,
     NodeState,
 )
-from healthcheck.operations.uninstall import STOP, patch, removal
+from gpu_healthcheck.healthcheck.operations.uninstall import STOP, patch, removal
 from tests.examples import WALL
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.driver_files import DeviceFile, DeviceFiles, read_device_files
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.driver_files import DeviceFile, DeviceFiles, read_device_files
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.device_files import NEEDS_THEM
 
 

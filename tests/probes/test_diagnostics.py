@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes import diagnostics
-from sim.host_services import Container
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.probes import diagnostics
+from gpu_healthcheck.sim.host_services import Container
+from gpu_healthcheck.sim.node import SimulatedNode
 
 OURS, THEIRS = "0a1b2c3d-4e5f-4a6b-8c7d-0123456789ab", "ffffffff-4e5f-4a6b-8c7d-0123456789ab"
 SCOPE = "f" * 64

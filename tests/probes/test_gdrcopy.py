@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.gdrcopy import GdrCopy, read_gdrcopy
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.gdrcopy import GdrCopy, read_gdrcopy
+from gpu_healthcheck.sim.node import SimulatedNode
 
 
 def read(node: SimulatedNode) -> GdrCopy:

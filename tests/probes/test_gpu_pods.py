@@ -8,11 +8,26 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.gpu_pods import GPU_PODS, GpuPods, GpuPodsReader, is_busy, may_differ, pods_by_gpu
-from healthcheck.probes.nvml.gpus import DriverReading, Gpu, Gpus, Load, Samples, Snapshot, ThrottledTime
-from healthcheck.probes.pod_resources import ContainerDevices, PodDevices, ResourceDevices
-from sim.pod_resources import serving_pod_resources
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.gpu_pods import (
+    GPU_PODS,
+    GpuPods,
+    GpuPodsReader,
+    is_busy,
+    may_differ,
+    pods_by_gpu,
+)
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import (
+    DriverReading,
+    Gpu,
+    Gpus,
+    Load,
+    Samples,
+    Snapshot,
+    ThrottledTime,
+)
+from gpu_healthcheck.healthcheck.probes.pod_resources import ContainerDevices, PodDevices, ResourceDevices
+from gpu_healthcheck.sim.pod_resources import serving_pod_resources
 from tests.captures.saving import saved_and_read
 
 IDS = tuple(f"GPU-{UUID(int=index)}" for index in range(8))

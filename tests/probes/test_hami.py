@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.container_runtime import processes
-from healthcheck.probes.hami import Hami, Plugin, read_hami
-from sim import hami
-from sim.hami import MONITOR_PID, PLUGIN_PID, POD, RELEASES
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes
+from gpu_healthcheck.healthcheck.probes.hami import Hami, Plugin, read_hami
+from gpu_healthcheck.sim import hami
+from gpu_healthcheck.sim.hami import MONITOR_PID, PLUGIN_PID, POD, RELEASES
+from gpu_healthcheck.sim.node import SimulatedNode
 
 GONE, STAYS = "3b0c8d5e-1f2a-4c3b-8d4e-5f6a7b8c9d0e", "7c1d9e6f-2a3b-4d5c-9e6f-7a8b9c0d1e2f"
 

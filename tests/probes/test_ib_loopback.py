@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.ib_loopback import NOT_RUN, RdmaLoopback, read_rdma_loopback
-from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.model import Host, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.ib_loopback import NOT_RUN, RdmaLoopback, read_rdma_loopback
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.host.test_command import is_gone
 
 SHORT, LONG = 1.0, 30.0

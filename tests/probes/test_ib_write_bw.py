@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.host.command import ProgramEnd
-from healthcheck.model import Unobserved
-from healthcheck.probes.ib_loopback import NOT_RUN, is_refused, read_side
-from healthcheck.probes.loopback import Broken, Loopback, LoopbackResult, Measured
+from gpu_healthcheck.healthcheck.host.command import ProgramEnd
+from gpu_healthcheck.healthcheck.model import Unobserved
+from gpu_healthcheck.healthcheck.probes.ib_loopback import NOT_RUN, is_refused, read_side
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, LoopbackResult, Measured
 from tests.captures.saving import saved_and_read
 
 LINE = b"-" * 87 + b"\n"

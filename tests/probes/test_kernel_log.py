@@ -11,13 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks import CHECKS, KERNEL_LINES
-from healthcheck.checks.examine import judge
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Host, Nature, ProbeError
-from healthcheck.probes import kernel_log
-from healthcheck.probes.kernel_log import RING, KernelLog, Record, RecordBatch, boot_id, parse_record, read_ring
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.checks import CHECKS, KERNEL_LINES
+from gpu_healthcheck.healthcheck.checks.examine import judge
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, Host, Nature, ProbeError
+from gpu_healthcheck.healthcheck.probes import kernel_log
+from gpu_healthcheck.healthcheck.probes.kernel_log import (
+    RING,
+    KernelLog,
+    Record,
+    RecordBatch,
+    boot_id,
+    parse_record,
+    read_ring,
+)
+from gpu_healthcheck.sim.node import SimulatedNode
 
 XID = "NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus."
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.driver_files import KernelModules, read_modules
-from sim.node import DRIVER_VERSION, SimulatedNode
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.driver_files import KernelModules, read_modules
+from gpu_healthcheck.sim.node import DRIVER_VERSION, SimulatedNode
 
 
 def test_the_drivers_version_is_read(node: SimulatedNode) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.pod_resources import FILES, SOCKETS, read_claims, read_gpu_holders
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.pod_resources import FILES, SOCKETS, read_claims, read_gpu_holders
 from tests.host.grpc_server import Json, answers_to, serving
 
 GPU = "gpu.nvidia.com"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.limits import ProcessLimits, read_limits
-from sim.node import SimulatedNode, process_limits
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.limits import ProcessLimits, read_limits
+from gpu_healthcheck.sim.node import SimulatedNode, process_limits
 
 
 def test_a_healthy_node_locks_without_limit(node: SimulatedNode) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import ProbeError
-from healthcheck.probes.machine import hostname, instance_type, machine_id, on_ec2
-from sim.imds import SimulatedImds
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.probes.machine import hostname, instance_type, machine_id, on_ec2
+from gpu_healthcheck.sim.imds import SimulatedImds
 
 UUID = "EC2D6AB0-1234-4000-8000-0000000000FF"
 OS_ID = "0123456789abcdef0123456789abcdef"

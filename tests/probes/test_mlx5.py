@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import asdict
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes import mlx5 as probe
-from healthcheck.probes import pod_resources
-from healthcheck.probes.mlx5 import CARRIER_CHANGES, Mlx5, Mlx5Device, read_mlx5
-from healthcheck.probes.pod_resources import (
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes import mlx5 as probe
+from gpu_healthcheck.healthcheck.probes import pod_resources
+from gpu_healthcheck.healthcheck.probes.mlx5 import CARRIER_CHANGES, Mlx5, Mlx5Device, read_mlx5
+from gpu_healthcheck.healthcheck.probes.pod_resources import (
     ClaimedDevice,
     ContainerDevices,
     DeviceClaim,
     PodDevices,
     ResourceDevices,
 )
-from sim.mlx5_ports import COUNTERS, HARDWARE_COUNTERS
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.mlx5_ports import COUNTERS, HARDWARE_COUNTERS
+from gpu_healthcheck.sim.node import SimulatedNode
 
 PORT = "sys/class/infiniband/mlx5_3/ports/1"
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks import CHECKS
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.memory.rdma_ports import after_ports
-from healthcheck.model import Evidence, Host, Nature
-from healthcheck.model.node_facts import EarlierHardware, RdmaPort
-from sim.mlx5_ports import Mlx5Function
-from sim.pci_tree import MLX5_DRIVER, PciTree
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.memory.rdma_ports import after_ports
+from gpu_healthcheck.healthcheck.model import Evidence, Host, Nature
+from gpu_healthcheck.healthcheck.model.node_facts import EarlierHardware, RdmaPort
+from gpu_healthcheck.sim.mlx5_ports import Mlx5Function
+from gpu_healthcheck.sim.pci_tree import MLX5_DRIVER, PciTree
 
 LEVELS = [check for check in CHECKS if check.group == "9-roce" and check.nature is Nature.LEVEL]
 IB, ETH, UP, DOWN, INIT = "InfiniBand", "Ethernet", "4: ACTIVE", "1: DOWN", "2: INIT"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.host.command import ProgramEnd
-from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.nccl import (
+from gpu_healthcheck.healthcheck.host.command import ProgramEnd
+from gpu_healthcheck.healthcheck.model import Host, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.nccl import (
     NOT_RUN,
     AllReduce,
     AllReduceReading,
@@ -21,7 +21,7 @@ from healthcheck.probes.nccl import (
     read_all_reduce,
     read_all_reduce_look,
 )
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.captures.saving import saved_and_read
 from tests.waiting import eventually
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.driver_files import read_modules
-from healthcheck.probes.efa.infiniband import openable_efa, read_rdma
-from healthcheck.probes.gdrcopy import read_gdrcopy
-from healthcheck.probes.nvml.driver import library_versions
-from healthcheck.probes.pod_resources import are_claimed, is_kubelet_here, read_pod_resources
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.driver_files import read_modules
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import openable_efa, read_rdma
+from gpu_healthcheck.healthcheck.probes.gdrcopy import read_gdrcopy
+from gpu_healthcheck.healthcheck.probes.nvml.driver import library_versions
+from gpu_healthcheck.healthcheck.probes.pod_resources import are_claimed, is_kubelet_here, read_pod_resources
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.permissions import as_nobody
 
 CASES: list[tuple[Callable[[Host], object], str]] = [

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.pci import PciFunction, normalise_address, read_functions
-from sim import pci_tree
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.pci import PciFunction, normalise_address, read_functions
+from gpu_healthcheck.sim import pci_tree
+from gpu_healthcheck.sim.node import SimulatedNode
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks.examine import read_probes
-from healthcheck.model import Check, Host, ProbeError, Unobserved
-from healthcheck.probes.pod_resources import (
+from gpu_healthcheck.healthcheck.checks.examine import read_probes
+from gpu_healthcheck.healthcheck.model import Check, Host, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.pod_resources import (
     POD_RESOURCES,
     SOCKETS,
     ClaimedDevice,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.model import ProbeError
-from healthcheck.probes.kubelet_pods import (
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import (
     MOST_PODS,
     PODS_API,
     LocalPod,

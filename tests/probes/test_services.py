@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.services import (
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.services import (
     FABRIC_MANAGER,
     IMEX,
     FabricManagerStart,
@@ -18,8 +18,8 @@ from healthcheck.probes.services import (
     Services,
     read_services,
 )
-from sim.host_services import LOG
-from sim.node import DRIVER_VERSION, SimulatedNode
+from gpu_healthcheck.sim.host_services import LOG
+from gpu_healthcheck.sim.node import DRIVER_VERSION, SimulatedNode
 
 OTHER = "580.65.06"
 

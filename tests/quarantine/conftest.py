@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.node.state import INSTANCE_TYPE
-from sim.api_stand_in import ApiStandIn
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.quarantine.world import NODE, SPOT, World
 from tests.scheduling import scheduled
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from quarantine import __main__ as program
+from gpu_healthcheck.quarantine import __main__ as program
 from tests.sweeper.dying import die_at_writes
 
 if __name__ == "__main__":

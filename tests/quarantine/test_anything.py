@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.checks import gpu_load
-from healthcheck.model import Finding, Outcome, Passed, Severity
-from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RunRecord
-from quarantine.quarantine_record import (
+from gpu_healthcheck.healthcheck.checks import gpu_load
+from gpu_healthcheck.healthcheck.model import Finding, Outcome, Passed, Severity
+from gpu_healthcheck.healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, NodeState
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.quarantine.quarantine_record import (
     MOST_FINDINGS,
     MOST_RUNS,
     TESTS,
@@ -25,7 +25,7 @@ from quarantine.quarantine_record import (
     history_of,
     render,
 )
-from quarantine.recommendation import Recommendation, Returned
+from gpu_healthcheck.quarantine.recommendation import Recommendation, Returned
 
 AT = datetime(2026, 11, 21, 1, 0, 0, tzinfo=UTC)
 TEXT = st.text(max_size=20)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from sim.control_plane import MANIFESTS, ControlPlane
-from sim.kubelet import Kubelets
-from sim.node import EFA_PROGRAMS
+from gpu_healthcheck.sim.control_plane import MANIFESTS, ControlPlane
+from gpu_healthcheck.sim.kubelet import Kubelets
+from gpu_healthcheck.sim.node import EFA_PROGRAMS
 from tests.agent.deep.test_deep import answer
 from tests.agent.world import UNHEALTHY, P, RealCluster, World
 from tests.probes.dcgm.documents import FAULTY

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.nodes import node_state
-from healthcheck.deep.claim import clear
-from healthcheck.deep.deep_record import deep_record
-from healthcheck.memory.deep_tests import DeepResult
-from healthcheck.model import Severity
-from healthcheck.text.boundary import read_row
-from healthcheck.text.moments import moment
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import RunRecord
-from quarantine.node_marks import HELD
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.deep.claim import clear
+from gpu_healthcheck.healthcheck.deep.deep_record import deep_record
+from gpu_healthcheck.healthcheck.memory.deep_tests import DeepResult
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.text.boundary import read_row
+from gpu_healthcheck.healthcheck.text.moments import moment
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.quarantine.node_marks import HELD
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOAD, LOOPBACK, NODE, ROCE, P, World, end_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.host import nvidia_report
-from healthcheck.host.nvidia_report import BugReport
+from gpu_healthcheck.healthcheck.host import nvidia_report
+from gpu_healthcheck.healthcheck.host.nvidia_report import BugReport
 from tests.quarantine.world import World, end_of
 from tests.waiting import eventually
 

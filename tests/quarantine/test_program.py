@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.deep.deep_record import deep_record
-from healthcheck.text.boundary import read_row
-from healthcheck.text.moments import moment, timestamp
-from healthcheck.verdict.record import RunRecord, passed_since
+from gpu_healthcheck.healthcheck.deep.deep_record import deep_record
+from gpu_healthcheck.healthcheck.text.boundary import read_row
+from gpu_healthcheck.healthcheck.text.moments import moment, timestamp
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord, passed_since
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY, Said
 from tests.quarantine.world import ALL_REDUCE, LEVEL_4, LOAD, LOOPBACK, NODE, ROCE, SPOT, P, World

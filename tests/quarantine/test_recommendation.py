@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.model import Finding, Severity, Status
-from quarantine.recommendation import TABLE, GroupResult, Recommendation, Returned, RunResult, recommend
+from gpu_healthcheck.healthcheck.model import Finding, Severity, Status
+from gpu_healthcheck.quarantine.recommendation import TABLE, GroupResult, Recommendation, Returned, RunResult, recommend
 
 L4, NCCL, EFA = "4-dcgm-diag-l4", "5-nccl-allreduce", "6-efa-loopback"
 GPU, NIC = "gpu/0000:53:00.0", "efa/rdmap16s0"

@@ -7,7 +7,7 @@ import signal
 import pytest
 import yaml
 
-from sim.control_plane import MANIFESTS
+from gpu_healthcheck.sim.control_plane import MANIFESTS
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import MAINTENANCE, NODE, SPOT, P, World, end_of

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from sim.api_objects import PODS
-from sim.api_stand_in import ApiStandIn
-from sim.node import EFA_PROGRAMS, SimulatedNode
+from gpu_healthcheck.sim.api_objects import PODS
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.waiting import GIVE_UP_SECONDS
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.api_stand_in import ApiStandIn
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.quarantine.world import NODE, SPOT
 from tests.repair.world import ResetWorld
 

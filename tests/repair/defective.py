@@ -6,8 +6,8 @@ import os
 import sys
 from typing import NoReturn
 
-from repair import __main__ as program
-from repair import steps
+from gpu_healthcheck.repair import __main__ as program
+from gpu_healthcheck.repair import steps
 
 
 def fail(*_: object, **__: object) -> NoReturn:

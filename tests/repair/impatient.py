@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from healthcheck.deep import reset_command
-from repair import __main__ as program
-from repair import host_programs, marks, steps
+from gpu_healthcheck.healthcheck.deep import reset_command
+from gpu_healthcheck.repair import __main__ as program
+from gpu_healthcheck.repair import host_programs, marks, steps
 
 if __name__ == "__main__":
     steps.FOREIGN_SECONDS = steps.WORKS_SECONDS = 1.5

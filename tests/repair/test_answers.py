@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.deep.reset_plan import ResetScope
-from healthcheck.probes.nvml.gpus import Gpu, NvLink, RowRemap
-from healthcheck.probes.pci import PciFunction
-from repair.host_programs import ResetOutcome, link_libraries, read_reset_answer
-from repair.record import after_reset, select, why_not_working
-from sim.node import LIBRARY_DIRECTORY, SimulatedNode
+from gpu_healthcheck.healthcheck.deep.reset_plan import ResetScope
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu, NvLink, RowRemap
+from gpu_healthcheck.healthcheck.probes.pci import PciFunction
+from gpu_healthcheck.repair.host_programs import ResetOutcome, link_libraries, read_reset_answer
+from gpu_healthcheck.repair.record import after_reset, select, why_not_working
+from gpu_healthcheck.sim.node import LIBRARY_DIRECTORY, SimulatedNode
 
 IN_USE = """The following GPUs could not be reset:
   GPU 00000000:1A:00.0: In use by another client

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from healthcheck.model import ProbeError
-from healthcheck.operations.drain import HolderKind
-from healthcheck.probes.driver_files import NVIDIA_MAJOR
-from repair.host_programs import Process, assigned, holders, open_in
-from sim.host_services import Container
-from sim.node import SimulatedNode
-from sim.pod_resources import serving_pod_resources
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.operations.drain import HolderKind
+from gpu_healthcheck.healthcheck.probes.driver_files import NVIDIA_MAJOR
+from gpu_healthcheck.repair.host_programs import Process, assigned, holders, open_in
+from gpu_healthcheck.sim.host_services import Container
+from gpu_healthcheck.sim.node import SimulatedNode
+from gpu_healthcheck.sim.pod_resources import serving_pod_resources
 from tests.device_files import NEEDS_THEM
 
 CONTROL, MODESET = 255, 254
@@ -135,7 +135,7 @@ def test_a_file_system_that_does_not_answer_keeps_no_gpu_and_hides_no_other_proc
 def test_a_flood_of_open_files_ends_no_reset(node: SimulatedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     node.services.start("job", 5)
     node.open_gpu(1, node.services.pid_of("job"))
-    monkeypatch.setattr("repair.host_programs._SECONDS", 0.0)
+    monkeypatch.setattr("gpu_healthcheck.repair.host_programs._SECONDS", 0.0)
     assert found(node, 1) == []
 
 

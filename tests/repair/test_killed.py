@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from healthcheck.probes.nvml.pause import LONGEST_SECONDS, is_paused
+from gpu_healthcheck.healthcheck.probes.nvml.pause import LONGEST_SECONDS, is_paused
 from tests.quarantine.world import end_of
 from tests.repair.world import ResetWorld
 from tests.waiting import GIVE_UP_SECONDS

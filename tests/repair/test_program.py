@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.deep.reset_command import ResetCommand, render, sign_of_life
-from healthcheck.node.state import RESET_COMMAND
-from healthcheck.probes.nvml.pause import is_paused
-from healthcheck.text.moments import timestamp
-from sim.api_objects import PODS
-from sim.device_plugin import DEPLOY as PLUGIN
-from sim.device_plugin import PLUGIN as DAEMON_SET
-from sim.node import LIBRARY_DIRECTORY, SimulatedNode
+from gpu_healthcheck.healthcheck.deep.reset_command import ResetCommand, render, sign_of_life
+from gpu_healthcheck.healthcheck.node.state import RESET_COMMAND
+from gpu_healthcheck.healthcheck.probes.nvml.pause import is_paused
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sim.api_objects import PODS
+from gpu_healthcheck.sim.device_plugin import DEPLOY as PLUGIN
+from gpu_healthcheck.sim.device_plugin import PLUGIN as DAEMON_SET
+from gpu_healthcheck.sim.node import LIBRARY_DIRECTORY, SimulatedNode
 from tests.agent.deep.test_deep import answer
 from tests.probes.dcgm.documents import FAULTY
 from tests.quarantine.world import NODE, SPOT

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from healthcheck.probes.nvml.pause import is_paused
+from gpu_healthcheck.healthcheck.probes.nvml.pause import is_paused
 from tests.quarantine.world import NODE, Ended, end_of
 from tests.repair.world import JOB, ResetWorld
 from tests.waiting import eventually

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from healthcheck.deep.reset_command import ResetCommand, render
-from healthcheck.node.state import RESET_COMMAND
-from sim.api_objects import PODS
+from gpu_healthcheck.healthcheck.deep.reset_command import ResetCommand, render
+from gpu_healthcheck.healthcheck.node.state import RESET_COMMAND
+from gpu_healthcheck.sim.api_objects import PODS
 from tests.quarantine.world import NODE, Ended, end_of
 from tests.repair.world import JOB, ResetWorld
 from tests.waiting import eventually

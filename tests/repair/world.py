@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from cli.access import cluster_of
-from cli.reset_life import SignOfLife
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.deep.reset_command import ResetCommand, render, returned, sign_of_life
-from healthcheck.node.state import NodeState
-from sim.api_objects import PODS
-from sim.host_services import Container
+from gpu_healthcheck.cli.access import cluster_of
+from gpu_healthcheck.cli.reset_life import SignOfLife
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.deep.reset_command import ResetCommand, render, returned, sign_of_life
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.sim.api_objects import PODS
+from gpu_healthcheck.sim.host_services import Container
 from tests.device_files import may_be_made
 from tests.quarantine.world import NODE, P, World
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pytest_mock import MockerFixture
 
-from healthcheck.settings.reading import read_settings, seen_in
+from gpu_healthcheck.healthcheck.settings.reading import read_settings, seen_in
 
 
 @pytest.fixture

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from healthcheck.model import Severity
-from healthcheck.settings.declaration import NodeSettings, settings_of
-from healthcheck.settings.node_overrides import PER_NODE, ValueInForce, parse_lines, selected_labels, values_in_force
-from healthcheck.settings.reading import read_settings
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings, settings_of
+from gpu_healthcheck.healthcheck.settings.node_overrides import (
+    PER_NODE,
+    ValueInForce,
+    parse_lines,
+    selected_labels,
+    values_in_force,
+)
+from gpu_healthcheck.healthcheck.settings.reading import read_settings
 
 RESEARCH = {"team": "research", "pool": "a", "spot": ""}
 GRAMMAR = "; write `SELECTOR: KEY=VALUE ...`, as in `team=research,pool in (a, b): TAINT_SEVERITY=REBOOT`"

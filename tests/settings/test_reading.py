@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.catalog.profiles import InstanceProfile
-from healthcheck.checks import CHECKS
-from healthcheck.model import Severity
-from healthcheck.node.state import HARDWARE_READY, REBOOT_REQUIRED
-from healthcheck.settings.declaration import NodeSettings, by_key, settings_of
-from healthcheck.settings.reading import BadValue, UnknownKeys, read_settings, unknown_keys
-from healthcheck.verdict.repair_conditions import RepairPolicy
-from healthcheck.verdict.taint_decision import Rules
+from gpu_healthcheck.healthcheck.catalog.profiles import InstanceProfile
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.node.state import HARDWARE_READY, REBOOT_REQUIRED
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings, by_key, settings_of
+from gpu_healthcheck.healthcheck.settings.reading import BadValue, UnknownKeys, read_settings, unknown_keys
+from gpu_healthcheck.healthcheck.verdict.repair_conditions import RepairPolicy
+from gpu_healthcheck.healthcheck.verdict.taint_decision import Rules
 
 SECONDS = "a whole number of seconds, "
 GROUPS = "allowed are 0, 2, 3, 7, 8, 9, 0-nvidia-smi, 2-efa-enumeration, 3-topology-check, 7-container-runtime, 8-hami"

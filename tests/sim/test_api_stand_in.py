@@ -11,7 +11,7 @@ import pytest
 from kubernetes import client, config, watch
 from urllib3.exceptions import HTTPError
 
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 
 NODE = "gpu-node-1"
 TAINT = {"key": "sick", "value": "true", "effect": "NoSchedule"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.false_alarms import SEVERITIES, Figures, Judged, Source, captures, healthy_nodes, judge_node, total
-from healthcheck.model import Severity
-from sim.scenarios import FOLDER, Scenario
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.sim.scenarios import FOLDER, Scenario
 
 ROOT = Path(__file__).parents[2]
 RULES = (ROOT / "docs/rules.md").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.kernel_log import SimulatedKernelLog
+from gpu_healthcheck.sim.kernel_log import SimulatedKernelLog
 
 READ_BYTES = 8192
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sim import kill_at
-from sim.kill_at import FileCall, When
+from gpu_healthcheck.sim import kill_at
+from gpu_healthcheck.sim.kill_at import FileCall, When
 
 # Replaces a file as a careful program does, under a lock, and then removes it.
 STORY = """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 
 
 def _functions(node: SimulatedNode, vendor: str) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 
 # Answers one JSON line per expression on its standard input. Loaded by path first, the library is found by pynvml.
 CHILD = """

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.real_node import __main__ as program
-from sim.real_node import needs
+from gpu_healthcheck.sim.real_node import __main__ as program
+from gpu_healthcheck.sim.real_node import needs
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane
-from sim.kubelet import Kubelets
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.kubelet import Kubelets
 from tests.scheduling import scheduled
 from tests.sweeper.world import Fleet
 

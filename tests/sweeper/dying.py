@@ -14,9 +14,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from healthcheck.cluster import client
-from healthcheck.cluster.connection import Connection
-from sweeper import __main__ as program
+from gpu_healthcheck.healthcheck.cluster import client
+from gpu_healthcheck.healthcheck.cluster.connection import Connection
+from gpu_healthcheck.sweeper import __main__ as program
 
 _WRITES = ("create", "patch", "delete")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sweeper import sweep_run as program
+from gpu_healthcheck.sweeper import sweep_run as program
 from tests.sweeper.dying import die_at_writes
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import sys
 
 from msgspec.structs import replace
 
-from sweeper import sweep
-from sweeper.__main__ import main
+from gpu_healthcheck.sweeper import sweep
+from gpu_healthcheck.sweeper.__main__ import main
 
 _PATIENCE = {"PATIENCE_SECONDS": "_PATIENCE", "FORBIDDEN_SECONDS": "_AT_ITS_START"}
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 from tests.agent.world import P, World
 from tests.probes.dcgm.documents import Said, Story, dcgm_4, runtime_error
 from tests.waiting import hand_over

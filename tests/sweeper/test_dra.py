@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.control_plane import MANIFESTS
-from sim.kubelet import Kubelets
+from gpu_healthcheck.sim.control_plane import MANIFESTS
+from gpu_healthcheck.sim.kubelet import Kubelets
 from tests.device_taints import WORK, install_driver
 from tests.sweeper.world import Fleet
 from tests.waiting import eventually

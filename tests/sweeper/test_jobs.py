@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from healthcheck import __version__
-from healthcheck.deep.job import JobState, TemplateError
-from sim.control_plane import MANIFESTS
-from sweeper.select import Candidate, JobSettings, in_the_way, job_for, job_name, tolerations
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.healthcheck.deep.job import JobState, TemplateError
+from gpu_healthcheck.sim.control_plane import MANIFESTS
+from gpu_healthcheck.sweeper.select import Candidate, JobSettings, in_the_way, job_for, job_name, tolerations
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sim.control_plane import Answer
-from sim.kubelet import Kubelets
+from gpu_healthcheck.sim.control_plane import Answer
+from gpu_healthcheck.sim.kubelet import Kubelets
 from tests.sweeper.world import JOBS, PODS, Fleet
 from tests.waiting import eventually
 

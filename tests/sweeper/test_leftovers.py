@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healthcheck.deep.claim import Claim, RunKind, acquire
-from healthcheck.deep.job import JobState
-from healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
-from sweeper.leftovers import Leftovers, find_leftovers
+from gpu_healthcheck.healthcheck.deep.claim import Claim, RunKind, acquire
+from gpu_healthcheck.healthcheck.deep.job import JobState
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, MODE, RUN, NodeState
+from gpu_healthcheck.sweeper.leftovers import Leftovers, find_leftovers
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

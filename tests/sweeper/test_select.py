@@ -12,12 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.deep.claim import Claim, RunKind, acquire
-from healthcheck.deep.due import Attempt, DeepTest
-from healthcheck.node.devices import NodeDevices
-from healthcheck.node.gpu_resources import GpuPod
-from healthcheck.node.state import CONDITION, INSTANCE_TYPE, MAINTENANCE, RESULTS, STATUS, SWEEP_RESULT, NodeState
-from sweeper.select import Candidate, SweepLimits, busy_nodes, candidate, select
+from gpu_healthcheck.healthcheck.deep.claim import Claim, RunKind, acquire
+from gpu_healthcheck.healthcheck.deep.due import Attempt, DeepTest
+from gpu_healthcheck.healthcheck.node.devices import NodeDevices
+from gpu_healthcheck.healthcheck.node.gpu_resources import GpuPod
+from gpu_healthcheck.healthcheck.node.state import (
+    CONDITION,
+    INSTANCE_TYPE,
+    MAINTENANCE,
+    RESULTS,
+    STATUS,
+    SWEEP_RESULT,
+    NodeState,
+)
+from gpu_healthcheck.sweeper.select import Candidate, SweepLimits, busy_nodes, candidate, select
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.verdict.budget import Slot
-from sweeper.leftovers import SlotOwner, kept_without_agent, unowned
+from gpu_healthcheck.healthcheck.verdict.budget import Slot
+from gpu_healthcheck.sweeper.leftovers import SlotOwner, kept_without_agent, unowned
 from tests.sweeper.world import Fleet, P
 from tests.waiting import eventually
 

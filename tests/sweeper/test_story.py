@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import PREFIX
-from sim.kubelet import Kubelets
+from gpu_healthcheck.healthcheck.model import PREFIX
+from gpu_healthcheck.sim.kubelet import Kubelets
 from tests.agent.world import RealCluster, World
 from tests.probes.dcgm.documents import FAULTY
 from tests.sweeper.pod import ALREADY_RUNNING, SWEEP, Pod

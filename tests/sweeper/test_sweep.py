@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from healthcheck.settings.reading import read_settings
-from sim.kubelet import Kubelets
-from sweeper import sweep
+from gpu_healthcheck.healthcheck.settings.reading import read_settings
+from gpu_healthcheck.sim.kubelet import Kubelets
+from gpu_healthcheck.sweeper import sweep
 from tests.sweeper.world import LEASES, Fleet, P, make_sweep_namespace
 from tests.waiting import eventually
 

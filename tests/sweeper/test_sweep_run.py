@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from healthcheck.cluster.nodes import node_state
-from healthcheck.deep.due import last_deep_test
-from healthcheck.probes.dcgm.diag import HURRY_SECONDS
-from healthcheck.text.moments import moment
-from sweeper import sweep_run
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.deep.due import last_deep_test
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import HURRY_SECONDS
+from gpu_healthcheck.healthcheck.text.moments import moment
+from gpu_healthcheck.sweeper import sweep_run
 from tests.agent.world import P, StandIn, World
 from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said
 from tests.sweeper.pod import ALL_SKIPPED, ALREADY_RUNNING, SWEEP, Pod, ended, swept

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.deep.due import last_deep_test
-from healthcheck.node.state import NodeState
-from sim.control_plane import ControlPlane, unbound_token
-from sim.kubelet import put_program
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.deep.due import last_deep_test
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.sim.control_plane import ControlPlane, unbound_token
+from gpu_healthcheck.sim.kubelet import put_program
 from tests.waiting import eventually
 
 T = TypeVar("T")

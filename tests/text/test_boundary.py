@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from healthcheck.model import Severity
-from healthcheck.text.boundary import (
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.text.boundary import (
     LONGEST_MESSAGE,
     LONGEST_NAME,
     MOST_ENTRIES,
@@ -32,8 +32,8 @@ from healthcheck.text.boundary import (
     read,
     read_row,
 )
-from healthcheck.text.moments import exact
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.moments import exact
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 
 class _Port(Struct, frozen=True):

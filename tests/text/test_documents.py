@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.text.documents import MalformedError, json_object, yaml_object
+from gpu_healthcheck.healthcheck.text.documents import MalformedError, json_object, yaml_object
 
 READERS = [json_object, yaml_object]
 

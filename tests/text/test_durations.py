@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from healthcheck.text.durations import duration, shown_seconds
+from gpu_healthcheck.healthcheck.text.durations import duration, shown_seconds
 
 
 @pytest.mark.parametrize(

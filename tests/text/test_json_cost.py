@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.text import json_cost
-from healthcheck.text.json_cost import JsonCostError, refuse_costly
+from gpu_healthcheck.healthcheck.text import json_cost
+from gpu_healthcheck.healthcheck.text.json_cost import JsonCostError, refuse_costly
 
 _VALUES = st.recursive(
     st.none() | st.text(',[{:"\\ab', max_size=8),

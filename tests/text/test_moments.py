@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.text.moments import EARLIEST, LATEST, ago, exact, held, is_future, moment, moment_or_none, timestamp
+from gpu_healthcheck.healthcheck.text.moments import (
+    EARLIEST,
+    LATEST,
+    ago,
+    exact,
+    held,
+    is_future,
+    moment,
+    moment_or_none,
+    timestamp,
+)
 from tests.examples import WALL
 
 ZONES = st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.text.naming import named
+from gpu_healthcheck.healthcheck.text.naming import named
 
 
 @pytest.mark.parametrize(

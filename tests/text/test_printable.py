@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields, replace
 
-from healthcheck.memory.findings import Acknowledgement, Release
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Release
+from gpu_healthcheck.healthcheck.model import (
     PROBE_FAILED,
     Finding,
     Judgement,
@@ -25,7 +25,7 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.text.printable import LONGEST, are_printable, printable
+from gpu_healthcheck.healthcheck.text.printable import LONGEST, are_printable, printable
 from tests.hostile import ANY_TEXT
 
 

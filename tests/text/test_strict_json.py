@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.text.printable import printable
-from healthcheck.text.strict_json import DEEPEST, loads
+from gpu_healthcheck.healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.strict_json import DEEPEST, loads
 from tests.hostile import ANY_TEXT
 
 VALUES = st.recursive(

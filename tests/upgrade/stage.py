@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from healthcheck import __version__
-from sim.control_plane import ControlPlane, install
-from sim.control_plane.files import write_kubeconfig
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.sim.control_plane import ControlPlane, install
+from gpu_healthcheck.sim.control_plane.files import write_kubeconfig
 from tests.agent.world import NodeView, P, RealCluster, World
 from tests.probes.dcgm.documents import FAULTY
 from tests.sweeper.pod import Pod

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from healthcheck.model import Now
-from healthcheck.probes.kubelet_pods import LocalPod
-from healthcheck.probes.nvml.gpus import DriverReading, Gpu, Gpus, Load, Mode, Samples
-from healthcheck.verdict.work import WorkRow
-from healthcheck.verdict.work_seen import GpuPod, GpuWork, NamedWork, named_works, work_seen
+from gpu_healthcheck.healthcheck.model import Now
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import LocalPod
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import DriverReading, Gpu, Gpus, Load, Mode, Samples
+from gpu_healthcheck.healthcheck.verdict.work import WorkRow
+from gpu_healthcheck.healthcheck.verdict.work_seen import GpuPod, GpuWork, NamedWork, named_works, work_seen
 
 START = datetime(2026, 11, 29, 14, 0, tzinfo=UTC)
 UUID = "GPU-00000000-51e0-4000-8000-000000000001"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory.exits import after_release
-from healthcheck.memory.findings import Acknowledgement, Memory, Release
-from healthcheck.model import PREFIX, Nature, Severity
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.memory.exits import after_release
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Memory, Release
+from gpu_healthcheck.healthcheck.model import PREFIX, Nature, Severity
+from gpu_healthcheck.healthcheck.node.state import (
     QUARANTINE_RESULT,
     RELEASE,
     RESULTS,
@@ -22,8 +22,8 @@ from healthcheck.node.state import (
     FieldManager,
     NodeState,
 )
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import (
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import (
     LABEL_RELEASE,
     UNEXPLAINED,
     acknowledgements,
@@ -35,8 +35,8 @@ from healthcheck.verdict.acknowledgement import (
     read_release,
     release_of,
 )
-from healthcheck.verdict.record import RecordError
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.verdict.record import RecordError
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import BOOT, GPU, IDENTITY, WALL, active_finding, fault, later, memory_with, node, outcome_with
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity

@@ -15,23 +15,38 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cli.fleet import row_of_node
-from healthcheck.cluster.leases import Heartbeat
-from healthcheck.deep.claim import claim_on, why_unread
-from healthcheck.deep.deep_record import after_deep_record, passed_run, records_to_adopt
-from healthcheck.memory import exits
-from healthcheck.memory.file import MemoryFile
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Severity
-from healthcheck.node.state import QUARANTINE_RESULT, RELEASE, RESULTS, RUN, STATUS, SWEEP_RESULT, TAINT, NodeState
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict import record as records
-from healthcheck.verdict.acknowledgement import dump_release, faults_on, other_severities, read_release, release_of
-from healthcheck.verdict.record import AgentRecord
-from healthcheck.verdict.verdict import decide
-from quarantine.quarantine_record import carried_by, history_of
-from sweeper.select import candidate
+from gpu_healthcheck.cli.fleet import row_of_node
+from gpu_healthcheck.healthcheck.cluster.leases import Heartbeat
+from gpu_healthcheck.healthcheck.deep.claim import claim_on, why_unread
+from gpu_healthcheck.healthcheck.deep.deep_record import after_deep_record, passed_run, records_to_adopt
+from gpu_healthcheck.healthcheck.memory import exits
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.node.state import (
+    QUARANTINE_RESULT,
+    RELEASE,
+    RESULTS,
+    RUN,
+    STATUS,
+    SWEEP_RESULT,
+    TAINT,
+    NodeState,
+)
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import (
+    dump_release,
+    faults_on,
+    other_severities,
+    read_release,
+    release_of,
+)
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
+from gpu_healthcheck.quarantine.quarantine_record import carried_by, history_of
+from gpu_healthcheck.sweeper.select import candidate
 from tests.examples import (
     BOOT,
     GPU,

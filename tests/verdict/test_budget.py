@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from healthcheck.verdict.budget import (
+from gpu_healthcheck.healthcheck.verdict.budget import (
     MOST_NUMBERS,
     TRIES,
     Slot,

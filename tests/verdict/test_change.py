@@ -10,15 +10,23 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict, replace
 
-from healthcheck.memory.findings import Acknowledgement, Memory, Release, Suspect
-from healthcheck.model import PREFIX, Nature, Severity, Unobserved
-from healthcheck.node.state import CONDITION, QUARANTINE_RESULT, RELEASE, RESULTS, SWEEP_RESULT, TAINT, NodeState
-from healthcheck.verdict.acknowledgement import UNEXPLAINED, dump_release
-from healthcheck.verdict.budget import HELD, SlotGrant
-from healthcheck.verdict.node_events import cut, event_name, released_event
-from healthcheck.verdict.node_patch import NodePatch
-from healthcheck.verdict.taint_decision import Rules
-from healthcheck.verdict.verdict import Verdict, decide
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Memory, Release, Suspect
+from gpu_healthcheck.healthcheck.model import PREFIX, Nature, Severity, Unobserved
+from gpu_healthcheck.healthcheck.node.state import (
+    CONDITION,
+    QUARANTINE_RESULT,
+    RELEASE,
+    RESULTS,
+    SWEEP_RESULT,
+    TAINT,
+    NodeState,
+)
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import UNEXPLAINED, dump_release
+from gpu_healthcheck.healthcheck.verdict.budget import HELD, SlotGrant
+from gpu_healthcheck.healthcheck.verdict.node_events import cut, event_name, released_event
+from gpu_healthcheck.healthcheck.verdict.node_patch import NodePatch
+from gpu_healthcheck.healthcheck.verdict.taint_decision import Rules
+from gpu_healthcheck.healthcheck.verdict.verdict import Verdict, decide
 from tests.examples import (
     GPU,
     NODE,

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.rows import FindingRow
-from healthcheck.model import Finding, Severity
-from healthcheck.node.hami import CARDS, CORDON
-from healthcheck.node.state import DEVICE_CORDON, RESULTS, TAINT, NodeState
-from healthcheck.verdict import record as records
-from healthcheck.verdict.budget import HELD, SlotGrant
-from healthcheck.verdict.device_taints import CordonPlan, gpus_to_taint, plan_cordons
-from healthcheck.verdict.node_patch import NodePatch, plan
-from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.rows import FindingRow
+from gpu_healthcheck.healthcheck.model import Finding, Severity
+from gpu_healthcheck.healthcheck.node.hami import CARDS, CORDON
+from gpu_healthcheck.healthcheck.node.state import DEVICE_CORDON, RESULTS, TAINT, NodeState
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.budget import HELD, SlotGrant
+from gpu_healthcheck.healthcheck.verdict.device_taints import CordonPlan, gpus_to_taint, plan_cordons
+from gpu_healthcheck.healthcheck.verdict.node_patch import NodePatch, plan
+from gpu_healthcheck.healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import IDENTITY, UNOBSERVED, WALL, active_finding, fault, memory_with, node, outcome_with
 
 ON = Rules(device_taints=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Finding, Severity, Unobserved
-from healthcheck.node.device_rules import DeviceRule, RuleTaint, rule_name
-from healthcheck.node.devices import Device
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Finding, Severity, Unobserved
+from gpu_healthcheck.healthcheck.node.device_rules import DeviceRule, RuleTaint, rule_name
+from gpu_healthcheck.healthcheck.node.devices import Device
+from gpu_healthcheck.healthcheck.node.state import (
     HARDWARE_READY,
     REBOOT_REQUIRED,
     REPAIR_CONDITIONS,
@@ -18,13 +18,13 @@ from healthcheck.node.state import (
     TAINT,
     NodeState,
 )
-from healthcheck.verdict import record as records
-from healthcheck.verdict.budget import BY_DEVICES, HELD, SlotGrant
-from healthcheck.verdict.device_taints import BadGpu, gpus_to_taint, plan_rules
-from healthcheck.verdict.node_patch import NodePatch
-from healthcheck.verdict.repair_conditions import RepairPolicy
-from healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint, says_devices
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.budget import BY_DEVICES, HELD, SlotGrant
+from gpu_healthcheck.healthcheck.verdict.device_taints import BadGpu, gpus_to_taint, plan_rules
+from gpu_healthcheck.healthcheck.verdict.node_patch import NodePatch
+from gpu_healthcheck.healthcheck.verdict.repair_conditions import RepairPolicy
+from gpu_healthcheck.healthcheck.verdict.taint_decision import AgentView, Rules, decide_taint, says_devices
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import (
     IDENTITY,
     NODE,

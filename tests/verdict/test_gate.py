@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.memory.findings import ActiveFinding
-from healthcheck.model import Finding, Severity
-from healthcheck.probes.gpu_pods import gpus_of_pod
-from healthcheck.probes.kubelet_pods import Toleration
-from healthcheck.probes.nvml.gpus import Gpu
-from healthcheck.probes.pod_resources import read_answer
-from healthcheck.verdict.gate import GateState, decide_gate, refusals_in, refused_message, tolerates_taint
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding
+from gpu_healthcheck.healthcheck.model import Finding, Severity
+from gpu_healthcheck.healthcheck.probes.gpu_pods import gpus_of_pod
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import Toleration
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import Gpu
+from gpu_healthcheck.healthcheck.probes.pod_resources import read_answer
+from gpu_healthcheck.healthcheck.verdict.gate import (
+    GateState,
+    decide_gate,
+    refusals_in,
+    refused_message,
+    tolerates_taint,
+)
 from tests.examples import active_finding
 
 UUID = "GPU-01234567-89ab-cdef-0123-456789abcde"

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.text.boundary import as_json
-from healthcheck.verdict.inventory import LONGEST, DeviceFilesRow, Inventory, RuntimeRow, ToolkitRow, read, within_limit
+from gpu_healthcheck.healthcheck.text.boundary import as_json
+from gpu_healthcheck.healthcheck.verdict.inventory import (
+    LONGEST,
+    DeviceFilesRow,
+    Inventory,
+    RuntimeRow,
+    ToolkitRow,
+    read,
+    within_limit,
+)
 
 WHOLE = Inventory(
     pci=8,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.listed import CHECKS, DEEP_CHECKS
-from healthcheck.model import Finding, Severity
-from healthcheck.verdict.node_events import InvolvedPod, NodeEvent
-from healthcheck.verdict.pod_events import LEAST, pod_events, reported
+from gpu_healthcheck.healthcheck.checks.listed import CHECKS, DEEP_CHECKS
+from gpu_healthcheck.healthcheck.model import Finding, Severity
+from gpu_healthcheck.healthcheck.verdict.node_events import InvolvedPod, NodeEvent
+from gpu_healthcheck.healthcheck.verdict.pod_events import LEAST, pod_events, reported
 from tests.examples import active_finding
 
 THIRD, FIFTH = "gpu/0000:03:00.0", "gpu/0000:05:00.0"

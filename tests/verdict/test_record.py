@@ -11,16 +11,23 @@ import jsonschema
 import pytest
 from msgspec.structs import astuple, replace
 
-from healthcheck import __version__
-from healthcheck.memory import rows
-from healthcheck.memory.findings import Acknowledgement, Memory, Release
-from healthcheck.model import Nature, Outcome, Severity, Unobserved, UnobservedCause
-from healthcheck.text.boundary import as_json, read_row
-from healthcheck.verdict import record as records
-from healthcheck.verdict.inventory import Inventory
-from healthcheck.verdict.record import LONGEST, AgentRecord, Identity, RecordError, RunRecord, passed_since
-from healthcheck.verdict.verdict import decide
-from healthcheck.verdict.work import Work, WorkRow
+from gpu_healthcheck.healthcheck import __version__
+from gpu_healthcheck.healthcheck.memory import rows
+from gpu_healthcheck.healthcheck.memory.findings import Acknowledgement, Memory, Release
+from gpu_healthcheck.healthcheck.model import Nature, Outcome, Severity, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.text.boundary import as_json, read_row
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.inventory import Inventory
+from gpu_healthcheck.healthcheck.verdict.record import (
+    LONGEST,
+    AgentRecord,
+    Identity,
+    RecordError,
+    RunRecord,
+    passed_since,
+)
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.verdict.work import Work, WorkRow
 from tests.examples import (
     BOOT,
     IDENTITY,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from healthcheck.catalog.csv_rows import read_rows
-from healthcheck.catalog.eks_reasons import eks_reason
-from healthcheck.checks import CHECKS
-from healthcheck.memory.findings import Memory, Suspect
-from healthcheck.model import Severity, Unobserved
-from healthcheck.node.state import (
+from gpu_healthcheck.healthcheck.catalog.csv_rows import read_rows
+from gpu_healthcheck.healthcheck.catalog.eks_reasons import eks_reason
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.memory.findings import Memory, Suspect
+from gpu_healthcheck.healthcheck.model import Severity, Unobserved
+from gpu_healthcheck.healthcheck.node.state import (
     HARDWARE_READY,
     OUR_WORD,
     REBOOT_REQUIRED,
@@ -22,13 +22,13 @@ from healthcheck.node.state import (
     FieldManager,
     NodeState,
 )
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.acknowledgement import UNEXPLAINED
-from healthcheck.verdict.budget import HELD, SlotGrant
-from healthcheck.verdict.node_patch import NodePatch
-from healthcheck.verdict.repair_conditions import NO_REPAIR, RepairPolicy
-from healthcheck.verdict.taint_decision import Rules
-from healthcheck.verdict.verdict import decide
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import UNEXPLAINED
+from gpu_healthcheck.healthcheck.verdict.budget import HELD, SlotGrant
+from gpu_healthcheck.healthcheck.verdict.node_patch import NodePatch
+from gpu_healthcheck.healthcheck.verdict.repair_conditions import NO_REPAIR, RepairPolicy
+from gpu_healthcheck.healthcheck.verdict.taint_decision import Rules
+from gpu_healthcheck.healthcheck.verdict.verdict import decide
 from tests.examples import UNOBSERVED, WALL, active_finding, fault, memory_with, node, outcome_with, planned
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Nature, Outcome, Severity, Status, Unobserved, UnobservedCause
-from healthcheck.verdict.verdict import CheckCause, GroupVerdict, Verdict, decide, merge, status_of
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Nature, Outcome, Severity, Status, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.verdict.verdict import CheckCause, GroupVerdict, Verdict, decide, merge, status_of
 from tests.examples import UNOBSERVED, active_finding, fault, memory_after_cycle, memory_with, outcome_with
 
 PASS, MONITOR, RESET, REBOOT, ISOLATE = Severity

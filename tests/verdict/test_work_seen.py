@@ -10,12 +10,12 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.model import Unobserved
-from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml.gpus import DriverReading, Gpu, Mode
-from healthcheck.verdict.work import Work as State
-from healthcheck.verdict.work import WorkRow
-from healthcheck.verdict.work_seen import GpuPod, NamedWork, waiting_pods
+from gpu_healthcheck.healthcheck.model import Unobserved
+from gpu_healthcheck.healthcheck.probes.nvml import error_causes
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import DriverReading, Gpu, Mode
+from gpu_healthcheck.healthcheck.verdict.work import Work as State
+from gpu_healthcheck.healthcheck.verdict.work import WorkRow
+from gpu_healthcheck.healthcheck.verdict.work_seen import GpuPod, NamedWork, waiting_pods
 from tests.verdict.gpu_series import (
     CLOSED,
     COPIES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import healthcheck
+from gpu_healthcheck import healthcheck
 from tools.chart import templates, values
 
 CHART = templates.ROOT / "charts" / "gpu-healthcheck"

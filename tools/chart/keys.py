@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from healthcheck.model import PREFIX
+from gpu_healthcheck.healthcheck.model import PREFIX
 from tools.chart.manifest import Steps
 from tools.chart.rules import ALERTS
 from tools.chart.settings import lines

@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 from textwrap import fill
 from typing import Any
 
-from healthcheck.catalog.profiles import PROFILES_FILE
-from healthcheck.checks import CHECKS
-from healthcheck.model import Severity
-from healthcheck.node.state import REPAIR_CONDITIONS
-from healthcheck.settings.declaration import NodeSettings, Setting, settings_of, written
-from healthcheck.settings.node_overrides import PER_NODE
-from healthcheck.settings.reading import read_settings
+from gpu_healthcheck.healthcheck.catalog.profiles import PROFILES_FILE
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.model import Severity
+from gpu_healthcheck.healthcheck.node.state import REPAIR_CONDITIONS
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings, Setting, settings_of, written
+from gpu_healthcheck.healthcheck.settings.node_overrides import PER_NODE
+from gpu_healthcheck.healthcheck.settings.reading import read_settings
 
 
 def lines(text: str) -> str:

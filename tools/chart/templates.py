@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from textwrap import indent
 
-import healthcheck
-from agent.process.settings import AgentSettings
-from healthcheck.settings.declaration import by_key
+from gpu_healthcheck import healthcheck
+from gpu_healthcheck.agent.process.settings import AgentSettings
+from gpu_healthcheck.healthcheck.settings.declaration import by_key
 from tools.chart import keys, rules, settings
 from tools.chart.keys import ADDED, KEYS, LABELLED, PODS, Identity, Key, Place
 from tools.chart.manifest import Document, Edit, Steps, as_template, documents

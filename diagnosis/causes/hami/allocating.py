@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diagnosis.causes.pod_startup_table import NODES
-from diagnosis.facts.commands import pods_on
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.hami.installation import LOCK_EXPIRES, installation_of, is_there
-from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, failing
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.hami_pod import BindPhase, PodGrant
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.moments import timestamp
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import NODES
+from gpu_healthcheck.diagnosis.facts.commands import pods_on
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.hami.installation import LOCK_EXPIRES, installation_of, is_there
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, failing
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import BindPhase, PodGrant
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _fault = Family(None)
 _accepted = Family(Link.ACCEPTED)

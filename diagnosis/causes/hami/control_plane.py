@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.hami.denials import CHART
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.components import Role, is_ready
-from diagnosis.facts.pod_stage import StageKind, stage
-from diagnosis.hami.certificate import last_authority
-from diagnosis.hami.installation import (
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.hami.denials import CHART
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl
+from gpu_healthcheck.diagnosis.facts.components import Role, is_ready
+from gpu_healthcheck.diagnosis.facts.pod_stage import StageKind, stage
+from gpu_healthcheck.diagnosis.hami.certificate import last_authority
+from gpu_healthcheck.diagnosis.hami.installation import (
     Installation,
     installation_of,
     installations,
@@ -19,12 +19,12 @@ from diagnosis.hami.installation import (
     is_there,
     newest_asking,
 )
-from diagnosis.hami.settings import DEVICE_CONFIG, read_settings
-from diagnosis.model import CauseSeverity, Family, FoundCause, Origin, Search, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import Webhook
-from diagnosis.snapshot.pods import Pod, condition_in
-from diagnosis.snapshot.workloads import Workload
+from gpu_healthcheck.diagnosis.hami.settings import DEVICE_CONFIG, read_settings
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Family, FoundCause, Origin, Search, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import Webhook
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod, condition_in
+from gpu_healthcheck.diagnosis.snapshot.workloads import Workload
 
 _CONFIGURATION = "HAMi, pkg/scheduler/config, and its chart's templates/scheduler/device-configmap.yaml"
 _fault = Family(None)

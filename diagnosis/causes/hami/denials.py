@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from diagnosis.facts.commands import command
-from diagnosis.hami.installation import asks_for, installations
-from diagnosis.hami.quota import quota_usage, quotas_of
-from diagnosis.hami.settings import HamiSettings
-from diagnosis.model import Family, FoundCause, Link, Signature, TextSource, rejecting
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.facts.commands import command
+from gpu_healthcheck.diagnosis.hami.installation import asks_for, installations
+from gpu_healthcheck.diagnosis.hami.quota import quota_usage, quotas_of
+from gpu_healthcheck.diagnosis.hami.settings import HamiSettings
+from gpu_healthcheck.diagnosis.model import Family, FoundCause, Link, Signature, TextSource, rejecting
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
 
 if TYPE_CHECKING:
-    from diagnosis.causes.refusals import IncompleteWorkload, Refusal
+    from gpu_healthcheck.diagnosis.causes.refusals import IncompleteWorkload, Refusal
 
 WEBHOOK_FILE = "HAMi, pkg/scheduler/webhook.go"
 CHART = "HAMi's chart, templates/scheduler"

@@ -12,26 +12,34 @@ from datetime import timedelta
 
 from msgspec import Struct
 
-from diagnosis.causes.hami.denials import QUOTA, codes
-from diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY, why_unknown
-from diagnosis.causes.unscheduled.refused import closed_by
-from diagnosis.causes.unscheduled.waiting import Waiting, unschedulable
-from diagnosis.causes.verdicts import release_of
-from diagnosis.facts.commands import command, explain, kubectl
-from diagnosis.facts.fit_error import ReasonSubject
-from diagnosis.facts.gpu_nodes import has_nvidia
-from diagnosis.facts.placement import selects
-from diagnosis.facts.quantity import counted
-from diagnosis.hami.cards import CardUsage, cards_of
-from diagnosis.hami.fit import UNREGISTERED, CardRequest, CardVerdict, Code, NodeVerdict, request_of, verdicts
-from diagnosis.hami.installation import Installation, installation_of, is_there, unregistered
-from diagnosis.hami.quota import quota_usage, quotas_of
-from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
-from diagnosis.snapshot.nodes import Node
-from healthcheck.node.hami import CORDON
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.hami.denials import QUOTA, codes
+from gpu_healthcheck.diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY, why_unknown
+from gpu_healthcheck.diagnosis.causes.unscheduled.refused import closed_by
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting, unschedulable
+from gpu_healthcheck.diagnosis.causes.verdicts import release_of
+from gpu_healthcheck.diagnosis.facts.commands import command, explain, kubectl
+from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia
+from gpu_healthcheck.diagnosis.facts.placement import selects
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.hami.cards import CardUsage, cards_of
+from gpu_healthcheck.diagnosis.hami.fit import (
+    UNREGISTERED,
+    CardRequest,
+    CardVerdict,
+    Code,
+    NodeVerdict,
+    request_of,
+    verdicts,
+)
+from gpu_healthcheck.diagnosis.hami.installation import Installation, installation_of, is_there, unregistered
+from gpu_healthcheck.diagnosis.hami.quota import quota_usage, quotas_of
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import AVOID_TYPE, AVOID_UUID, MODE, NUMA_BIND, USE_TYPE, USE_UUID
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.healthcheck.node.hami import CORDON
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED)
 NODES_UNREGISTERED = _scheduled(

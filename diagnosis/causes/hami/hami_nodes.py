@@ -8,18 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.device_plugins import UNHEALTHY, missing_labels
-from diagnosis.causes.hami.denials import codes
-from diagnosis.causes.pod_startup_table import NODES
-from diagnosis.causes.verdicts import KEPT_FROM_WORK
-from diagnosis.facts.commands import command, kubectl, logs, pods_on
-from diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
-from diagnosis.facts.gpu_nodes import GPU, has_nvidia, is_changed, is_for_machines, is_judged, offers_gpus, sliced_nodes
-from diagnosis.facts.log_lines import telling_lines
-from diagnosis.facts.pod_stage import stage
-from diagnosis.facts.quantity import counted
-from diagnosis.hami.installation import (
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.device_plugins import UNHEALTHY, missing_labels
+from gpu_healthcheck.diagnosis.causes.hami.denials import codes
+from gpu_healthcheck.diagnosis.causes.pod_startup_table import NODES
+from gpu_healthcheck.diagnosis.causes.verdicts import KEPT_FROM_WORK
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, logs, pods_on
+from gpu_healthcheck.diagnosis.facts.components import YOUNG, Component, Role, components, is_for, is_ready, refused
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import (
+    GPU,
+    has_nvidia,
+    is_changed,
+    is_for_machines,
+    is_judged,
+    offers_gpus,
+    sliced_nodes,
+)
+from gpu_healthcheck.diagnosis.facts.log_lines import telling_lines
+from gpu_healthcheck.diagnosis.facts.pod_stage import stage
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.hami.installation import (
     LOCK_EXPIRES,
     Installation,
     installations,
@@ -28,15 +36,15 @@ from diagnosis.hami.installation import (
     plugin_pods,
     serving,
 )
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.hami_node import HANDSHAKE, LOCK, NodeLock, RegistrationFormat
-from diagnosis.snapshot.hami_pod import BindPhase
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.node.hami import CARDS
-from healthcheck.text.moments import is_future
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.hami_node import HANDSHAKE, LOCK, NodeLock, RegistrationFormat
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import BindPhase
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.node.hami import CARDS
+from gpu_healthcheck.healthcheck.text.moments import is_future
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _fault = Family(None)
 _scheduled = Family(Link.SCHEDULED)

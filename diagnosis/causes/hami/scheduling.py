@@ -9,20 +9,20 @@ import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.hami.denials import CHART
-from diagnosis.causes.hami.hami_nodes import LOCK_STALE
-from diagnosis.causes.unscheduled.waiting import Waiting, refusal, unplaced, unschedulable
-from diagnosis.facts.commands import command
-from diagnosis.facts.components import Role
-from diagnosis.facts.fit_error import ReasonSubject
-from diagnosis.facts.pod_stage import StageKind, stage
-from diagnosis.hami.installation import Installation, installation_of, is_scheduled, is_there
-from diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.pods import ContainerState, Pod
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.hami.denials import CHART
+from gpu_healthcheck.diagnosis.causes.hami.hami_nodes import LOCK_STALE
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting, refusal, unplaced, unschedulable
+from gpu_healthcheck.diagnosis.facts.commands import command
+from gpu_healthcheck.diagnosis.facts.components import Role
+from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject
+from gpu_healthcheck.diagnosis.facts.pod_stage import StageKind, stage
+from gpu_healthcheck.diagnosis.hami.installation import Installation, installation_of, is_scheduled, is_there
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, Certainty, Family, FoundCause, Link, Search, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.pods import ContainerState, Pod
 
 _scheduled = Family(Link.SCHEDULED)
 _SCHEDULER = "HAMi, pkg/scheduler/scheduler.go"

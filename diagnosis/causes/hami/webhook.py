@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from diagnosis.causes.hami.control_plane import unreachable
-from diagnosis.causes.hami.denials import CHART, NODE_NAMED, PLUGIN_FILES, PRIVILEGED, WEBHOOK_FILE
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.components import is_ready
-from diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
-from diagnosis.facts.moving_pods import steps_to_move
-from diagnosis.facts.safe_steps import recreate
-from diagnosis.facts.symptoms import replaced, shortened
-from diagnosis.hami.installation import (
+from gpu_healthcheck.diagnosis.causes.hami.control_plane import unreachable
+from gpu_healthcheck.diagnosis.causes.hami.denials import CHART, NODE_NAMED, PLUGIN_FILES, PRIVILEGED, WEBHOOK_FILE
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl
+from gpu_healthcheck.diagnosis.facts.components import is_ready
+from gpu_healthcheck.diagnosis.facts.gpu_requests import SHARES, gpu_pods, gpus_of
+from gpu_healthcheck.diagnosis.facts.moving_pods import steps_to_move
+from gpu_healthcheck.diagnosis.facts.safe_steps import recreate
+from gpu_healthcheck.diagnosis.facts.symptoms import replaced, shortened
+from gpu_healthcheck.diagnosis.hami.installation import (
     IGNORE,
     Installation,
     asks_for,
@@ -22,11 +22,21 @@ from diagnosis.hami.installation import (
     is_there,
     schedulers,
 )
-from diagnosis.model import Cause, Certainty, Family, FoundCause, Link, Origin, Search, origins, rejecting
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import Webhook
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.diagnosis.model import (
+    Cause,
+    Certainty,
+    Family,
+    FoundCause,
+    Link,
+    Origin,
+    Search,
+    origins,
+    rejecting,
+)
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import Webhook
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 
 _fault = Family(None)
 _admitted = Family(Link.ADMITTED)

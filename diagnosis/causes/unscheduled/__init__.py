@@ -14,8 +14,8 @@ from functools import lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.hami import webhook as hami
-from diagnosis.causes.unscheduled import (
+from gpu_healthcheck.diagnosis.causes.hami import webhook as hami
+from gpu_healthcheck.diagnosis.causes.unscheduled import (
     autoscaling,
     device_claims,
     queues,
@@ -28,16 +28,16 @@ from diagnosis.causes.unscheduled import (
     unknown_resources,
     volumes,
 )
-from diagnosis.causes.unscheduled.waiting import Waiting, is_about_gpus, is_stuck, unschedulable
-from diagnosis.facts.fit_error import ReasonSubject, UnfitReason, parse
-from diagnosis.facts.gpu_nodes import has_nvidia
-from diagnosis.facts.gpu_requests import is_accelerator
-from diagnosis.facts.placement import ZERO, NodeUse, has, node_uses, nodes_with, selects
-from diagnosis.model import Certainty, FoundCause, Search
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting, is_about_gpus, is_stuck, unschedulable
+from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject, UnfitReason, parse
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia
+from gpu_healthcheck.diagnosis.facts.gpu_requests import is_accelerator
+from gpu_healthcheck.diagnosis.facts.placement import ZERO, NodeUse, has, node_uses, nodes_with, selects
+from gpu_healthcheck.diagnosis.model import Certainty, FoundCause, Search
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
 
 _BY_REASON = {
     ReasonSubject.TAINT: refused.TAINTED,

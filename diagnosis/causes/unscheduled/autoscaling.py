@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from diagnosis.facts.commands import command
-from diagnosis.facts.gpu_nodes import has_nvidia
-from diagnosis.facts.placement import selects
-from diagnosis.facts.quantity import counted
-from diagnosis.facts.symptoms import shortened
-from diagnosis.model import Cause, Certainty, Family, FoundCause, Link
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.moments import EARLIEST
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.facts.commands import command
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia
+from gpu_healthcheck.diagnosis.facts.placement import selects
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.facts.symptoms import shortened
+from gpu_healthcheck.diagnosis.model import Cause, Certainty, Family, FoundCause, Link
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.healthcheck.text.naming import named
 
 if TYPE_CHECKING:
-    from diagnosis.causes.unscheduled.waiting import Waiting
+    from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting
 
 _scheduled = Family(Link.SCHEDULED)
 NO_CAPACITY = _scheduled(

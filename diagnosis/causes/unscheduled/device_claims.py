@@ -12,32 +12,39 @@ from itertools import islice, product
 from msgspec import Struct
 from msgspec.structs import replace
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.device_plugins import NO_SLICES
-from diagnosis.causes.unscheduled.refused import closed_by, find_closed
-from diagnosis.causes.unscheduled.waiting import Waiting, unplaced
-from diagnosis.causes.verdicts import release_of
-from diagnosis.facts.commands import command, explain, kubectl
-from diagnosis.facts.components import Role, components, is_ready
-from diagnosis.facts.dra_drivers import plugin_on
-from diagnosis.facts.efa import EFA_CLASS, NETWORK_DRIVERS, ROCE_CLASS
-from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
-from diagnosis.facts.gpu_nodes import GPU_DRIVERS, has_gpu
-from diagnosis.facts.placement import asked_by, selects, tolerates
-from diagnosis.facts.quantity import amount
-from diagnosis.facts.symptoms import shortened
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.dra import DeviceClass, DeviceTaintRule, Request, ResourceClaim, ResourceSlice, SliceDevice
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.nodes import Taint
-from diagnosis.snapshot.pods import Pod, Toleration
-from healthcheck.memory.findings import gpu_address
-from healthcheck.node.device_pools import address_of, is_whole
-from healthcheck.node.device_rules import is_rule_name
-from healthcheck.node.state import CONDITION, KEEPS_AWAY, UNHEALTHY
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.device_plugins import NO_SLICES
+from gpu_healthcheck.diagnosis.causes.unscheduled.refused import closed_by, find_closed
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting, unplaced
+from gpu_healthcheck.diagnosis.causes.verdicts import release_of
+from gpu_healthcheck.diagnosis.facts.commands import command, explain, kubectl
+from gpu_healthcheck.diagnosis.facts.components import Role, components, is_ready
+from gpu_healthcheck.diagnosis.facts.dra_drivers import plugin_on
+from gpu_healthcheck.diagnosis.facts.efa import EFA_CLASS, NETWORK_DRIVERS, ROCE_CLASS
+from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject, UnfitReason
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import GPU_DRIVERS, has_gpu
+from gpu_healthcheck.diagnosis.facts.placement import asked_by, selects, tolerates
+from gpu_healthcheck.diagnosis.facts.quantity import amount
+from gpu_healthcheck.diagnosis.facts.symptoms import shortened
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.dra import (
+    DeviceClass,
+    DeviceTaintRule,
+    Request,
+    ResourceClaim,
+    ResourceSlice,
+    SliceDevice,
+)
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.nodes import Taint
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod, Toleration
+from gpu_healthcheck.healthcheck.memory.findings import gpu_address
+from gpu_healthcheck.healthcheck.node.device_pools import address_of, is_whole
+from gpu_healthcheck.healthcheck.node.device_rules import is_rule_name
+from gpu_healthcheck.healthcheck.node.state import CONDITION, KEEPS_AWAY, UNHEALTHY
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED)
 NO_CLASS = _scheduled(

@@ -10,22 +10,22 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from diagnosis.causes.unscheduled.schedulers import NO_SCHEDULER, PATIENCE
-from diagnosis.causes.unscheduled.waiting import group_of, unplaced
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.gpu_requests import asks_for_gpus, is_gpu
-from diagnosis.facts.placement import ZERO, untolerated
-from diagnosis.facts.quantity import amount, counted, shown
-from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import Meta, subject
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod, condition_in
-from diagnosis.snapshot.queues import GroupQueue, PodGroup, Queued
-from healthcheck.text.moments import EARLIEST
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.unscheduled.schedulers import NO_SCHEDULER, PATIENCE
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import group_of, unplaced
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl
+from gpu_healthcheck.diagnosis.facts.gpu_requests import asks_for_gpus, is_gpu
+from gpu_healthcheck.diagnosis.facts.placement import ZERO, untolerated
+from gpu_healthcheck.diagnosis.facts.quantity import amount, counted, shown
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Family, FoundCause, Link, Search, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta, subject
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod, condition_in
+from gpu_healthcheck.diagnosis.snapshot.queues import GroupQueue, PodGroup, Queued
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _queued = Family(Link.QUEUED, severity=CauseSeverity.MEDIUM)
 _scheduled = Family(Link.SCHEDULED)

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
 
-from diagnosis.causes.unscheduled.waiting import Waiting
-from diagnosis.facts.commands import command
-from diagnosis.facts.placement import ZERO
-from diagnosis.facts.quantity import amount
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting
+from gpu_healthcheck.diagnosis.facts.commands import command
+from gpu_healthcheck.diagnosis.facts.placement import ZERO
+from gpu_healthcheck.diagnosis.facts.quantity import amount
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 _queued = Family(Link.QUEUED, severity=CauseSeverity.MEDIUM)
 LIMIT = _queued(

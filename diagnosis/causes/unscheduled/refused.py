@@ -8,24 +8,24 @@ from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
 
-from diagnosis.causes.components import NOT_READY as COMPONENT_NOT_READY
-from diagnosis.causes.device_plugins import MIG_PENDING, OFFERS_NONE
-from diagnosis.causes.node_labels import UNLABELLED, UPGRADE_FAILED
-from diagnosis.causes.unscheduled.waiting import Waiting
-from diagnosis.causes.verdicts import IN_MAINTENANCE, KEPT_FROM_WORK, NOT_LOOKED, release_of
-from diagnosis.facts.commands import command, kubectl, pods_on
-from diagnosis.facts.components import Role, components
-from diagnosis.facts.cordons import cordon_marks, uncordon_steps
-from diagnosis.facts.gpu_nodes import SETTLES, changes, devices_in, has_nvidia
-from diagnosis.facts.placement import UNSCHEDULABLE, expression_takes, selects, tolerates, untolerated
-from diagnosis.facts.quantity import counted
-from diagnosis.model import CauseSeverity, Family, FoundCause, Link, Origin, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node, Taint
-from diagnosis.snapshot.pods import PodSpec, Toleration
-from healthcheck.node.label_selector import Expression
-from healthcheck.node.state import CORDONED_BY, MAINTENANCE, STARTUP, UNHEALTHY
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY as COMPONENT_NOT_READY
+from gpu_healthcheck.diagnosis.causes.device_plugins import MIG_PENDING, OFFERS_NONE
+from gpu_healthcheck.diagnosis.causes.node_labels import UNLABELLED, UPGRADE_FAILED
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting
+from gpu_healthcheck.diagnosis.causes.verdicts import IN_MAINTENANCE, KEPT_FROM_WORK, NOT_LOOKED, release_of
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, pods_on
+from gpu_healthcheck.diagnosis.facts.components import Role, components
+from gpu_healthcheck.diagnosis.facts.cordons import cordon_marks, uncordon_steps
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import SETTLES, changes, devices_in, has_nvidia
+from gpu_healthcheck.diagnosis.facts.placement import UNSCHEDULABLE, expression_takes, selects, tolerates, untolerated
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Family, FoundCause, Link, Origin, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node, Taint
+from gpu_healthcheck.diagnosis.snapshot.pods import PodSpec, Toleration
+from gpu_healthcheck.healthcheck.node.label_selector import Expression
+from gpu_healthcheck.healthcheck.node.state import CORDONED_BY, MAINTENANCE, STARTUP, UNHEALTHY
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 CORDONED = _scheduled(

@@ -10,18 +10,27 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
-from diagnosis.causes.unscheduled import autoscaling, refused, shared_gpus, sharing, unknown_resources
-from diagnosis.causes.unscheduled.waiting import Waiting, is_stuck
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.fit_error import ReasonSubject
-from diagnosis.facts.gpu_requests import SHARES, is_accelerator
-from diagnosis.facts.placement import HOST, ZERO, NodeUse, asked_by, has, is_extended, nodes_with, offers
-from diagnosis.facts.quantity import amount, counted, shown
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.causes.device_plugins import OFFERS_NONE, UNHEALTHY, stack, why_none_left
+from gpu_healthcheck.diagnosis.causes.unscheduled import autoscaling, refused, shared_gpus, sharing, unknown_resources
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting, is_stuck
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl
+from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject
+from gpu_healthcheck.diagnosis.facts.gpu_requests import SHARES, is_accelerator
+from gpu_healthcheck.diagnosis.facts.placement import (
+    HOST,
+    ZERO,
+    NodeUse,
+    asked_by,
+    has,
+    is_extended,
+    nodes_with,
+    offers,
+)
+from gpu_healthcheck.diagnosis.facts.quantity import amount, counted, shown
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 IN_USE = _scheduled(

@@ -9,24 +9,30 @@ from decimal import Decimal
 from functools import lru_cache, partial
 from itertools import islice
 
-from diagnosis.causes.admission import refused_workloads
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.unscheduled.device_claims import lacks_claims
-from diagnosis.causes.unscheduled.quotas import MISSING, find_silent
-from diagnosis.causes.unscheduled.waiting import Waiting, group_of, group_subject, unplaced, waits_for_group
-from diagnosis.facts.commands import command, kubectl, logs
-from diagnosis.facts.components import is_ready
-from diagnosis.facts.gangs import Gang, gang_of, group_message, is_held_back
-from diagnosis.facts.placement import ZERO, asked_by
-from diagnosis.facts.quantity import counted, shown
-from diagnosis.hami.installation import installations
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.grouping import grouped
-from diagnosis.snapshot.meta import Meta, subject
-from diagnosis.snapshot.pods import Pod
-from diagnosis.snapshot.queues import kind_of
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.admission import refused_workloads
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.unscheduled.device_claims import lacks_claims
+from gpu_healthcheck.diagnosis.causes.unscheduled.quotas import MISSING, find_silent
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import (
+    Waiting,
+    group_of,
+    group_subject,
+    unplaced,
+    waits_for_group,
+)
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, logs
+from gpu_healthcheck.diagnosis.facts.components import is_ready
+from gpu_healthcheck.diagnosis.facts.gangs import Gang, gang_of, group_message, is_held_back
+from gpu_healthcheck.diagnosis.facts.placement import ZERO, asked_by
+from gpu_healthcheck.diagnosis.facts.quantity import counted, shown
+from gpu_healthcheck.diagnosis.hami.installation import installations
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link, Origin, Search
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta, subject
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.diagnosis.snapshot.queues import kind_of
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 NO_SCHEDULER = _scheduled(

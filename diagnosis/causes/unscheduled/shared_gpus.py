@@ -10,17 +10,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
-from diagnosis.causes.unscheduled.waiting import Waiting
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.gpu_requests import GpuShare, share_of
-from diagnosis.facts.placement import ZERO, NodeUse
-from diagnosis.facts.quantity import amount
-from diagnosis.facts.symptoms import shortened
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from diagnosis.snapshot.pods import Pod
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl
+from gpu_healthcheck.diagnosis.facts.gpu_requests import GpuShare, share_of
+from gpu_healthcheck.diagnosis.facts.placement import ZERO, NodeUse
+from gpu_healthcheck.diagnosis.facts.quantity import amount
+from gpu_healthcheck.diagnosis.facts.symptoms import shortened
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.HIGH)
 UNLABELLED = _scheduled(

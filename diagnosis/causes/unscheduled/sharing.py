@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from diagnosis.facts.commands import command, kubectl
-from diagnosis.facts.components import Component, Role, components, is_for
-from diagnosis.facts.gpu_nodes import copies
-from diagnosis.facts.placement import offers
-from diagnosis.facts.quantity import digits
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import ConfigMap
-from diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl
+from gpu_healthcheck.diagnosis.facts.components import Component, Role, components, is_for
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import copies
+from gpu_healthcheck.diagnosis.facts.placement import offers
+from gpu_healthcheck.diagnosis.facts.quantity import digits
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import ConfigMap
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 UNREAD = _scheduled(

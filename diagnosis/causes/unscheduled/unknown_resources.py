@@ -6,23 +6,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
-from diagnosis.causes.components import NOT_READY
-from diagnosis.causes.device_plugins import missing_labels, why_not_cut, why_not_offered
-from diagnosis.causes.unscheduled import autoscaling, refused, sharing
-from diagnosis.causes.unscheduled.waiting import Waiting
-from diagnosis.facts.commands import command, kubectl, logs
-from diagnosis.facts.components import Component, Role, components, is_for, is_ready
-from diagnosis.facts.components import refused as refusing_taints
-from diagnosis.facts.efa import EFA_CLASS, PORT_DOWN, claimable_nodes
-from diagnosis.facts.gpu_nodes import EFA, has_gpu, has_nvidia, is_changed, is_for_machines, switched_off
-from diagnosis.facts.gpu_requests import is_accelerator, is_gpu, meant_as_gpu
-from diagnosis.facts.placement import is_extended, nodes_with, selects
-from diagnosis.facts.quantity import counted, shown
-from diagnosis.hami.installation import Installation, installation_of
-from diagnosis.model import Cause, CauseSeverity, Family, FoundCause, Link, origins
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.nodes import Node
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.device_plugins import missing_labels, why_not_cut, why_not_offered
+from gpu_healthcheck.diagnosis.causes.unscheduled import autoscaling, refused, sharing
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting
+from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, logs
+from gpu_healthcheck.diagnosis.facts.components import Component, Role, components, is_for, is_ready
+from gpu_healthcheck.diagnosis.facts.components import refused as refusing_taints
+from gpu_healthcheck.diagnosis.facts.efa import EFA_CLASS, PORT_DOWN, claimable_nodes
+from gpu_healthcheck.diagnosis.facts.gpu_nodes import (
+    EFA,
+    has_gpu,
+    has_nvidia,
+    is_changed,
+    is_for_machines,
+    switched_off,
+)
+from gpu_healthcheck.diagnosis.facts.gpu_requests import is_accelerator, is_gpu, meant_as_gpu
+from gpu_healthcheck.diagnosis.facts.placement import is_extended, nodes_with, selects
+from gpu_healthcheck.diagnosis.facts.quantity import counted, shown
+from gpu_healthcheck.diagnosis.hami.installation import Installation, installation_of
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, Family, FoundCause, Link, origins
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED)
 MISSPELLED = _scheduled(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from diagnosis.causes.unscheduled.waiting import Waiting
-from diagnosis.facts.commands import command
-from diagnosis.facts.fit_error import ReasonSubject, UnfitReason
-from diagnosis.facts.placement import has, holds_volume, selects
-from diagnosis.facts.quantity import counted
-from diagnosis.facts.symptoms import older, shortened
-from diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.nodes import Node
-from healthcheck.node.label_selector import Expression
-from healthcheck.text.naming import named
+from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting
+from gpu_healthcheck.diagnosis.facts.commands import command
+from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject, UnfitReason
+from gpu_healthcheck.diagnosis.facts.placement import has, holds_volume, selects
+from gpu_healthcheck.diagnosis.facts.quantity import counted
+from gpu_healthcheck.diagnosis.facts.symptoms import older, shortened
+from gpu_healthcheck.diagnosis.model import CauseSeverity, Certainty, Family, FoundCause, Link
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import Volume, VolumeClaim
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.nodes import Node
+from gpu_healthcheck.healthcheck.node.label_selector import Expression
+from gpu_healthcheck.healthcheck.text.naming import named
 
 _scheduled = Family(Link.SCHEDULED, severity=CauseSeverity.MEDIUM)
 UNBOUND = _scheduled(

@@ -11,10 +11,10 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from diagnosis.causes.unscheduled import autoscaling
-from diagnosis.facts.fit_error import FitError, ReasonSubject, UnfitReason, parse, reason_of
-from diagnosis.facts.gangs import group_message, is_held_back
-from diagnosis.facts.gpu_requests import (
+from gpu_healthcheck.diagnosis.causes.unscheduled import autoscaling
+from gpu_healthcheck.diagnosis.facts.fit_error import FitError, ReasonSubject, UnfitReason, parse, reason_of
+from gpu_healthcheck.diagnosis.facts.gangs import group_message, is_held_back
+from gpu_healthcheck.diagnosis.facts.gpu_requests import (
     SHARES,
     GpuShare,
     claims_gpus,
@@ -24,14 +24,14 @@ from diagnosis.facts.gpu_requests import (
     is_gpu,
     share_of,
 )
-from diagnosis.facts.placement import HOST, asked_by, is_extended
-from diagnosis.hami.installation import installations, schedulers
-from diagnosis.model import Cause, Certainty, FoundCause, Origin
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.cluster_events import Event
-from diagnosis.snapshot.meta import subject
-from diagnosis.snapshot.pods import Pod, PodSpec, condition_in
-from healthcheck.text.moments import EARLIEST
+from gpu_healthcheck.diagnosis.facts.placement import HOST, asked_by, is_extended
+from gpu_healthcheck.diagnosis.hami.installation import installations, schedulers
+from gpu_healthcheck.diagnosis.model import Cause, Certainty, FoundCause, Origin
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.cluster_events import Event
+from gpu_healthcheck.diagnosis.snapshot.meta import subject
+from gpu_healthcheck.diagnosis.snapshot.pods import Pod, PodSpec, condition_in
+from gpu_healthcheck.healthcheck.text.moments import EARLIEST
 
 _GROUPS = (
     *("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"),

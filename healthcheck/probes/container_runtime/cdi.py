@@ -14,11 +14,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import host_paths
-from healthcheck.probes.container_runtime.facts import CdiSpec, ConfigurationProblem
-from healthcheck.text import documents
-from healthcheck.text.documents import MalformedError
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.probes.container_runtime import host_paths
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CdiSpec, ConfigurationProblem
+from gpu_healthcheck.healthcheck.text import documents
+from gpu_healthcheck.healthcheck.text.documents import MalformedError
 
 _SUFFIXES = (".json", ".yaml")
 _MOST_SPECS = 64

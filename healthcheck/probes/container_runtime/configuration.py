@@ -8,10 +8,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from healthcheck.host import host_files
-from healthcheck.model import Host, Probe, ProbeError
-from healthcheck.probes import pci
-from healthcheck.probes.container_runtime import (
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.container_runtime import (
     cdi,
     cri,
     distributions,
@@ -21,18 +21,18 @@ from healthcheck.probes.container_runtime import (
     processes,
     toolkit,
 )
-from healthcheck.probes.container_runtime import kubelet as kubelets
-from healthcheck.probes.container_runtime.distributions import LAYOUTS, RuntimePaths
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.probes.container_runtime import kubelet as kubelets
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import LAYOUTS, RuntimePaths
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     NOT_FOUND,
     UNREADABLE,
     ContainerRuntime,
     Kubelet,
     NvidiaDefinition,
 )
-from healthcheck.probes.container_runtime.kubelet import KubeletSettings
-from healthcheck.probes.container_runtime.origins import Origin
-from healthcheck.probes.container_runtime.processes import CONTAINERD, CRI_DOCKERD, CRIO, Process
+from gpu_healthcheck.healthcheck.probes.container_runtime.kubelet import KubeletSettings
+from gpu_healthcheck.healthcheck.probes.container_runtime.origins import Origin
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import CONTAINERD, CRI_DOCKERD, CRIO, Process
 
 _KINDS = {CONTAINERD: facts.CONTAINERD, CRIO: facts.CRIO, CRI_DOCKERD: facts.DOCKER}
 """Kind of each program to which a kubelet connects."""

@@ -11,18 +11,18 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
-from healthcheck.host.latest_answer import LatestAnswer, TimedAnswer
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.host.grpc_socket import LONGEST_SECONDS, NodeSocket
+from gpu_healthcheck.healthcheck.host.latest_answer import LatestAnswer, TimedAnswer
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     ContainerRuntime,
     Handler,
     Live,
     RuntimeAnswer,
     RuntimeConfiguration,
 )
-from healthcheck.probes.container_runtime.loader import Loader
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.probes.container_runtime.loader import Loader
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 ASKED_AGAIN_SECONDS = 3600.0
 """A runtime keeps its loaded configuration while it runs; only CRI-O reloads parts of it on SIGHUP."""

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host import host_files
-from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO
-from healthcheck.probes.container_runtime.processes import K0S as K0S_PROGRAM
-from healthcheck.probes.container_runtime.processes import K3S as K3S_PROGRAM
-from healthcheck.probes.container_runtime.processes import KUBELITE, Process
-from healthcheck.probes.container_runtime.processes import RKE2 as RKE2_PROGRAM
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import K0S as K0S_PROGRAM
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import K3S as K3S_PROGRAM
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import KUBELITE, Process
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import RKE2 as RKE2_PROGRAM
 
 K3S, RKE2, MICROK8S, K0S, K8S_SNAP = "k3s", "RKE2", "MicroK8s", "k0s", "Canonical Kubernetes"
 GKE, AKS, BOTTLEROCKET, TALOS, OPENSHIFT = "GKE", "AKS", "Bottlerocket", "Talos", "OpenShift"

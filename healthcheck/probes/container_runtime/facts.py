@@ -6,8 +6,8 @@ from typing import Self
 
 from msgspec import Struct
 
-from healthcheck.model import UnobservedCause
-from healthcheck.text.documents import MalformedError
+from gpu_healthcheck.healthcheck.model import UnobservedCause
+from gpu_healthcheck.healthcheck.text.documents import MalformedError
 
 CONTAINERD, CRIO, DOCKER = "containerd", "CRI-O", "Docker"
 """Supported container runtimes. The kubelet uses Docker through cri-dockerd."""

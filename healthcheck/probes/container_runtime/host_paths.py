@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from healthcheck.host import host_files
-from healthcheck.host.opening import entries_of, is_there, open_file
-from healthcheck.model import ProbeError
-from healthcheck.probes.container_runtime.facts import RuntimeBinary
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.opening import entries_of, is_there, open_file
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import RuntimeBinary
 
 SEARCHED = (
     "/usr/local/sbin/",

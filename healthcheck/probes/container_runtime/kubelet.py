@@ -11,13 +11,21 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import distributions, processes
-from healthcheck.probes.container_runtime.origins import Origin
-from healthcheck.probes.container_runtime.processes import K0S, K3S, KUBELET, KUBELITE, RKE2, Process, flag_of
-from healthcheck.text import documents
-from healthcheck.text.documents import MalformedError, Table
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.probes.container_runtime import distributions, processes
+from gpu_healthcheck.healthcheck.probes.container_runtime.origins import Origin
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import (
+    K0S,
+    K3S,
+    KUBELET,
+    KUBELITE,
+    RKE2,
+    Process,
+    flag_of,
+)
+from gpu_healthcheck.healthcheck.text import documents
+from gpu_healthcheck.healthcheck.text.documents import MalformedError, Table
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 _PROGRAMS = (KUBELET, KUBELITE, K3S, RKE2, K0S)
 """Programs that are or contain the kubelet, the likeliest first. RKE2 and k0s start it as a separate process."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from healthcheck.host import host_files
-from healthcheck.host.command import ChildError, Program, ProgramEnd, isolated
-from healthcheck.model import ProbeError
-from healthcheck.probes.container_runtime import processes, toml_file
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.command import ChildError, Program, ProgramEnd, isolated
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes, toml_file
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     CONTAINERD,
     CRIO,
     ConfigurationProblem,
@@ -28,8 +28,8 @@ from healthcheck.probes.container_runtime.facts import (
     RuntimeAnswer,
     RuntimeConfiguration,
 )
-from healthcheck.text.documents import MalformedError
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.documents import MalformedError
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 DEADLINE_SECONDS = 10.0
 _PATIENCE_SECONDS = 1.0
@@ -81,7 +81,7 @@ class Loader:
             raise ProbeError(f"{facts.kind} has none")
         with _proven(self.root, facts) as process:
             words = (name, *facts.flags, *_command(Path(process, "root"), facts))
-            child = isolated("healthcheck.probes.container_runtime.loader_child")
+            child = isolated("gpu_healthcheck.healthcheck.probes.container_runtime.loader_child")
             return self._program.run(("unshare", "--net", "--", *child, process, *words), self.deadline_seconds)
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import toml_file
-from healthcheck.probes.container_runtime.distributions import CRIO_FOLDER, CRIO_UNREAD
-from healthcheck.probes.container_runtime.facts import CRIO, NvidiaDefinition, ReadFile
-from healthcheck.text.documents import MalformedError
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.probes.container_runtime import toml_file
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import CRIO_FOLDER, CRIO_UNREAD
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CRIO, NvidiaDefinition, ReadFile
+from gpu_healthcheck.healthcheck.text.documents import MalformedError
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 NAMES = ("nvidia", "nvidia-cdi", "nvidia-legacy")
 """Names of NVIDIA's handlers in the toolkit and in the RuntimeClasses of the GPU operator."""

@@ -12,7 +12,7 @@ import re
 from enum import StrEnum
 from functools import cached_property
 
-from healthcheck.host.opening import is_gone, open_file
+from gpu_healthcheck.healthcheck.host.opening import is_gone, open_file
 
 _DRIVER_ROOT = b"/run/nvidia/driver"
 """Host path at which the GPU operator's driver container mounts its root (`mount --rbind / /run/nvidia/driver`)."""

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from healthcheck.host import host_files
-from healthcheck.host.opening import entries_of, is_gone, open_file, read
-from healthcheck.model import ProbeError
-from healthcheck.probes.container_runtime.origins import Origin, Origins
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.opening import entries_of, is_gone, open_file, read
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.probes.container_runtime.origins import Origin, Origins
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 CONTAINERD, CRIO, DOCKERD, CRI_DOCKERD = "containerd", "crio", "dockerd", "cri-dockerd"
 FABRIC_MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"

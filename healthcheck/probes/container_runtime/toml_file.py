@@ -8,8 +8,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from healthcheck.text import documents
-from healthcheck.text.documents import MalformedError
+from gpu_healthcheck.healthcheck.text import documents
+from gpu_healthcheck.healthcheck.text.documents import MalformedError
 
 _LONGEST_LINE = 4096
 _MOST_EFFORT = 1 << 20

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from healthcheck.host import host_files
-from healthcheck.probes.container_runtime import host_paths, toml_file
-from healthcheck.probes.container_runtime.facts import ConfigurationProblem, Toolkit
-from healthcheck.probes.container_runtime.toml_file import Table
-from healthcheck.text.documents import MalformedError
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.probes.container_runtime import host_paths, toml_file
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import ConfigurationProblem, Toolkit
+from gpu_healthcheck.healthcheck.probes.container_runtime.toml_file import Table
+from gpu_healthcheck.healthcheck.text.documents import MalformedError
 
 STANDARD_FILE = "/etc/nvidia-container-runtime/config.toml"
 OPERATORS_FILE = "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.catalog import dcgm
-from healthcheck.catalog.dcgm import return_of_code, return_of_text
-from healthcheck.host.command import ChildError, MissedDeadline, Program, StoppedOnRequest
-from healthcheck.model import Host, Probe, ProbeError, Unobserved
-from healthcheck.probes.dcgm.diag_answer import LONGEST_ANSWER, DiagAnswer, read_answer
-from healthcheck.probes.dcgm.engine import NOT_STARTED, PORT, Engine, choose_engine, own_dcgmi
+from gpu_healthcheck.healthcheck.catalog import dcgm
+from gpu_healthcheck.healthcheck.catalog.dcgm import return_of_code, return_of_text
+from gpu_healthcheck.healthcheck.host.command import ChildError, MissedDeadline, Program, StoppedOnRequest
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import LONGEST_ANSWER, DiagAnswer, read_answer
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import NOT_STARTED, PORT, Engine, choose_engine, own_dcgmi
 
 PATIENCE_SECONDS = 60.0
 """Delay between SIGTERM and SIGKILL. dcgmi needs up to 40 s to stop its processes, and 20 s more for the EUD.

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 LONGEST_ANSWER = 4 << 20
 """Most bytes that are read. Level 4 with 16 GPUs and full lists has about 300 KiB."""

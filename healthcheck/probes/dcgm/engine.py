@@ -22,18 +22,23 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.catalog import dcgm
-from healthcheck.host import host_files
-from healthcheck.host.command import ChildError
-from healthcheck.host.open_devices import OpenDevices
-from healthcheck.host.opening import entries_of, read
-from healthcheck.model import Host, Probe, ProbeError, Unobserved
-from healthcheck.probes.container_runtime import processes
-from healthcheck.probes.container_runtime.origins import Origin
-from healthcheck.probes.container_runtime.processes import DCGM_EXPORTER, HOSTENGINE, KnownProcesses, Process
-from healthcheck.probes.driver_files import NVIDIA_MAJOR
-from healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
-from healthcheck.probes.services import PROCESSES_HIDDEN
+from gpu_healthcheck.healthcheck.catalog import dcgm
+from gpu_healthcheck.healthcheck.host import host_files
+from gpu_healthcheck.healthcheck.host.command import ChildError
+from gpu_healthcheck.healthcheck.host.open_devices import OpenDevices
+from gpu_healthcheck.healthcheck.host.opening import entries_of, read
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes
+from gpu_healthcheck.healthcheck.probes.container_runtime.origins import Origin
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import (
+    DCGM_EXPORTER,
+    HOSTENGINE,
+    KnownProcesses,
+    Process,
+)
+from gpu_healthcheck.healthcheck.probes.driver_files import NVIDIA_MAJOR
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import KubeletPod, known_pods, uid_of
+from gpu_healthcheck.healthcheck.probes.services import PROCESSES_HIDDEN
 
 PORT = 5555
 """Default port of a hostengine (dcgm_structs.h: DCGM_HE_PORT_NUMBER). dcgmi without a host tries it first."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from healthcheck.host.opening import is_folder, is_gone, names_there, read, want_folder
-from healthcheck.model import Host, Probe, ProbeError, UnobservedCause
-from healthcheck.probes.pci import AMAZON, normalise_address
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host.opening import is_folder, is_gone, names_there, read, want_folder
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.pci import AMAZON, normalise_address
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 ERROR_COUNTERS = (
     *("rx_drops", "rdma_read_wr_err", "rdma_write_wr_err"),

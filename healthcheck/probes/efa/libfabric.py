@@ -12,10 +12,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from healthcheck.host.command import ChildError, MissedDeadline, Program, how_it_ended
-from healthcheck.host.latest_answer import LatestAnswer, TimedAnswer
-from healthcheck.model import PROBE_FAILED, Host, Probe, Shortage, Unobserved, UnobservedCause
-from healthcheck.probes.efa.infiniband import openable_efa
+from gpu_healthcheck.healthcheck.host.command import ChildError, MissedDeadline, Program, how_it_ended
+from gpu_healthcheck.healthcheck.host.latest_answer import LatestAnswer, TimedAnswer
+from gpu_healthcheck.healthcheck.model import PROBE_FAILED, Host, Probe, Shortage, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import openable_efa
 
 NOT_ANSWERING = UnobservedCause(
     "LibfabricNotAnswering",

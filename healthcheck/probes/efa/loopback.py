@@ -14,10 +14,10 @@ import re
 import signal
 from dataclasses import dataclass
 
-from healthcheck.host.command import ProgramEnd, how_it_ended
-from healthcheck.model import Host, Probe, ProbeError, Unobserved, UnobservedCause
-from healthcheck.probes.efa.infiniband import openable_efa
-from healthcheck.probes.loopback import (
+from gpu_healthcheck.healthcheck.host.command import ProgramEnd, how_it_ended
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import openable_efa
+from gpu_healthcheck.healthcheck.probes.loopback import (
     ADDRESS,
     Broken,
     DeviceLoopback,
@@ -26,7 +26,7 @@ from healthcheck.probes.loopback import (
     Measured,
     free_port,
 )
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 NOT_RUN = UnobservedCause(
     "EfaLoopbackNotRun",

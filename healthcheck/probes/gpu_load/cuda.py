@@ -9,7 +9,7 @@ import ctypes
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any
 
-from healthcheck.probes.nvml.library import load
+from gpu_healthcheck.healthcheck.probes.nvml.library import load
 
 SONAME = "libcuda.so.1"
 SUCCESS = 0

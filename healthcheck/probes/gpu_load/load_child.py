@@ -21,10 +21,17 @@ from uuid import UUID
 
 import msgspec
 
-from healthcheck.probes.gpu_load.cuda import Cuda, CudaError
-from healthcheck.probes.gpu_load.kernels import KERNELS, THREADS, Kernel
-from healthcheck.probes.gpu_load.speeds import FROM_GPU, TO_GPU, TO_PEER, GpuSpeeds, LoadAnswer, LoadRequest
-from healthcheck.probes.pci import normalise_address
+from gpu_healthcheck.healthcheck.probes.gpu_load.cuda import Cuda, CudaError
+from gpu_healthcheck.healthcheck.probes.gpu_load.kernels import KERNELS, THREADS, Kernel
+from gpu_healthcheck.healthcheck.probes.gpu_load.speeds import (
+    FROM_GPU,
+    TO_GPU,
+    TO_PEER,
+    GpuSpeeds,
+    LoadAnswer,
+    LoadRequest,
+)
+from gpu_healthcheck.healthcheck.probes.pci import normalise_address
 
 _COPIED = 16 << 20
 _COPIES = 64

@@ -9,11 +9,17 @@ from pathlib import Path
 
 import msgspec
 
-from healthcheck.host.command import ChildError, Program, how_it_ended, isolated
-from healthcheck.model import Host, Shortage, Unobserved
-from healthcheck.probes.gpu_load.speeds import NOT_RUN, GpuSpeeds, LoadReading, LoadRequest, read_load_answer
-from healthcheck.probes.pci import read_functions
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host.command import ChildError, Program, how_it_ended, isolated
+from gpu_healthcheck.healthcheck.model import Host, Shortage, Unobserved
+from gpu_healthcheck.healthcheck.probes.gpu_load.speeds import (
+    NOT_RUN,
+    GpuSpeeds,
+    LoadReading,
+    LoadRequest,
+    read_load_answer,
+)
+from gpu_healthcheck.healthcheck.probes.pci import read_functions
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 WARM_SECONDS, MEASURED_SECONDS = 10.0, 30.0
 """Time of each kind of arithmetic: a GPU warms up, and is then measured."""
@@ -57,7 +63,7 @@ class GpuLoad:
             return LoadReading(absent="no GPU belongs to NVIDIA's driver")
         request = LoadRequest(tuple(self.gpus), self.warm_seconds, self.seconds)
         argv = (
-            *isolated("healthcheck.probes.gpu_load.load_child"),
+            *isolated("gpu_healthcheck.healthcheck.probes.gpu_load.load_child"),
             str(self.root),
             msgspec.json.encode(request).decode(),
         )

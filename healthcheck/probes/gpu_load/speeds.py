@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct, field
 
-from healthcheck.model import Host, Probe, ProbeError, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, Unobserved, UnobservedCause
 
 NOT_RUN = UnobservedCause(
     "GpuLoadNotRun",

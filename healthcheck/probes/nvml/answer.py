@@ -13,11 +13,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from msgspec import Struct, convert
 from msgspec.structs import fields, replace
 
-from healthcheck.host.opening import is_shortage
-from healthcheck.model import PROBE_FAILED, Unobserved
-from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml.gpus import NONSENSE, READINGS, SUCCESS, Gpu, Gpus, P2p
-from healthcheck.probes.pci import normalise_address
+from gpu_healthcheck.healthcheck.host.opening import is_shortage
+from gpu_healthcheck.healthcheck.model import PROBE_FAILED, Unobserved
+from gpu_healthcheck.healthcheck.probes.nvml import error_causes
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NONSENSE, READINGS, SUCCESS, Gpu, Gpus, P2p
+from gpu_healthcheck.healthcheck.probes.pci import normalise_address
 
 
 class DriverAnswer(Struct, frozen=True):

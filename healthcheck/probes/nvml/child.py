@@ -11,9 +11,9 @@ import os
 import sys
 from itertools import combinations
 
-from healthcheck.probes.nvml import queries
-from healthcheck.probes.nvml.library import Library
-from healthcheck.probes.nvml.queries import ABSENT, GpuHandle, Inforoms, text
+from gpu_healthcheck.healthcheck.probes.nvml import queries
+from gpu_healthcheck.healthcheck.probes.nvml.library import Library
+from gpu_healthcheck.healthcheck.probes.nvml.queries import ABSENT, GpuHandle, Inforoms, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing uses 0.6 MiB

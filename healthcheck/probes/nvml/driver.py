@@ -11,14 +11,21 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from healthcheck.host.command import Child, ChildError, MissedDeadline, isolated
-from healthcheck.host.opening import is_there, read
-from healthcheck.model import ProbeError, Unobserved
-from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml.answer import read_answer
-from healthcheck.probes.nvml.gpus import READINGS, SNAPSHOT_SECONDS, DriverReading, Gpus, Snapshot, snapshot
-from healthcheck.probes.nvml.library import SONAME, all_places, resolve_inside
-from healthcheck.text.printable import printable
+from gpu_healthcheck.healthcheck.host.command import Child, ChildError, MissedDeadline, isolated
+from gpu_healthcheck.healthcheck.host.opening import is_there, read
+from gpu_healthcheck.healthcheck.model import ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.nvml import error_causes
+from gpu_healthcheck.healthcheck.probes.nvml.answer import read_answer
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import (
+    READINGS,
+    SNAPSHOT_SECONDS,
+    DriverReading,
+    Gpus,
+    Snapshot,
+    snapshot,
+)
+from gpu_healthcheck.healthcheck.probes.nvml.library import SONAME, all_places, resolve_inside
+from gpu_healthcheck.healthcheck.text.printable import printable
 
 DEADLINE_SECONDS = 60.0
 """Deadline of one read of NVML. No setting shortens it, because a slow answer is not a hung driver.
@@ -118,7 +125,7 @@ def child_program(root: Path, *, use_loader: bool) -> tuple[str, ...]:
     """Return the command of the child process, with the table of readings."""
     readings = json.dumps([[name, row.call, row.on_failure] for name, row in READINGS.items()])
     return (
-        *isolated("healthcheck.probes.nvml.child"),
+        *isolated("gpu_healthcheck.healthcheck.probes.nvml.child"),
         str(root),
         "loader" if use_loader else "root-only",
         readings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from healthcheck.model import UnobservedCause
+from gpu_healthcheck.healthcheck.model import UnobservedCause
 
 LIBRARY_NOT_FOUND = UnobservedCause(
     "NvmlLibraryNotFound",

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 from msgspec.structs import fields, replace
 
-from healthcheck.model import Host, Probe, ProbeError, Unobserved
-from healthcheck.probes import pci
-from healthcheck.probes.nvml.error_causes import CAUSES, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
+from gpu_healthcheck.healthcheck.model import Host, Probe, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes import pci
+from gpu_healthcheck.healthcheck.probes.nvml.error_causes import CAUSES, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 
 SUCCESS = 0
 INSUFFICIENT_POWER, IRQ_ISSUE, CORRUPTED_INFOROM, GPU_IS_LOST, RESET_REQUIRED = 8, 11, 14, 15, 16

@@ -10,9 +10,9 @@ import json
 import time
 from pathlib import Path
 
-from healthcheck.host import node_file
-from healthcheck.model import ProbeError
-from healthcheck.probes.kernel_log import boot_id
+from gpu_healthcheck.healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.probes.kernel_log import boot_id
 
 LONGEST_SECONDS = 300.0
 _FILE = "nvml-pause.json"

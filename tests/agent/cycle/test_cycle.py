@@ -13,32 +13,32 @@ from msgspec.structs import replace
 from prometheus_client.samples import Sample
 from pytest_mock import MockerFixture
 
-import agent.check_cycle
-from agent.check_cycle import AGAIN_SECONDS, Cycle, Sources
-from agent.events.record_judge import GpuWatch
-from agent.process.settings import MountedConfiguration
-from agent.state.agent_state import AgentState
-from agent.state.ledger import Ledger
-from agent.telemetry import Telemetry
-from healthcheck.checks.driver_messages import DRIVER_LOADED
-from healthcheck.checks.expectation import Expectation
-from healthcheck.host import clock
-from healthcheck.model import Evidence, KernelEvent, Now, Outcome, Unobserved
-from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.node.state import INSTANCE_TYPE, RUN, NodeState, SelectiveClass
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
-from healthcheck.probes.container_runtime.facts import Live
-from healthcheck.probes.efa.infiniband import RDMA
-from healthcheck.probes.efa.libfabric import LIBFABRIC, Libfabric, LibfabricReading, Listing
-from healthcheck.probes.kernel_log import Record
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML, Gpus
-from healthcheck.probes.nvml.pause import end_pause, start_pause
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.inventory import DcgmRow
-from sim.node import EFA_PROGRAMS, SimulatedNode
-from sim.pod_resources import serving_pod_resources
+from gpu_healthcheck.agent import check_cycle
+from gpu_healthcheck.agent.check_cycle import AGAIN_SECONDS, Cycle, Sources
+from gpu_healthcheck.agent.events.record_judge import GpuWatch
+from gpu_healthcheck.agent.process.settings import MountedConfiguration
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.ledger import Ledger
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks.driver_messages import DRIVER_LOADED
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.model import Evidence, KernelEvent, Now, Outcome, Unobserved
+from gpu_healthcheck.healthcheck.model.node_facts import PodRuntimeClass
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE, RUN, NodeState, SelectiveClass
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.container_runtime.cri import NOT_YET, RuntimeStatus
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import Live
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import RDMA
+from gpu_healthcheck.healthcheck.probes.efa.libfabric import LIBFABRIC, Libfabric, LibfabricReading, Listing
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, Gpus
+from gpu_healthcheck.healthcheck.probes.nvml.pause import end_pause, start_pause
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.inventory import DcgmRow
+from gpu_healthcheck.sim.node import EFA_PROGRAMS, SimulatedNode
+from gpu_healthcheck.sim.pod_resources import serving_pod_resources
 from tests.agent.parts import Reports, agent_settings
 from tests.host.grpc_server import answers_to, serving
 from tests.waiting import eventually
@@ -61,7 +61,7 @@ class Light:
         )
         configuration.reload()  # as an agent begins
         self.cycle = Cycle(sources, self.state, self.ledger, configuration.reload, self.telemetry)
-        self.judging = mocker.spy(agent.check_cycle, "judge")
+        self.judging = mocker.spy(check_cycle, "judge")
 
     def look(self) -> tuple[Evidence, Expectation]:
         """Run one more cycle: return the evidence and the expectation."""

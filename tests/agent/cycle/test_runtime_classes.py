@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from agent.check_cycle import LISTED_AGAIN_SECONDS, RuntimeClasses
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.model import Now
-from healthcheck.model.node_facts import PodRuntimeClass
-from healthcheck.node.state import NodeState
-from sim.api_objects import RUNTIME_CLASSES
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.agent.check_cycle import LISTED_AGAIN_SECONDS, RuntimeClasses
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.model import Now
+from gpu_healthcheck.healthcheck.model.node_facts import PodRuntimeClass
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.sim.api_objects import RUNTIME_CLASSES
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.agent.parts import api_server
 from tests.agent.world import World
 from tests.waiting import eventually

@@ -24,29 +24,29 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from msgspec.structs import replace
 
-from agent.deep.deep_runs import DeepIntervals, DeepTests
-from agent.deep.level_2 import Level2
-from agent.deep.marks import HOLDER, DeepTestMarks, OwnNode
-from agent.state.agent_state import AgentState, RunOnNode
-from agent.telemetry import Telemetry
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.errors import Unavailable
-from healthcheck.cluster.nodes import node_state
-from healthcheck.deep import claim as deep_runs
-from healthcheck.host import clock
-from healthcheck.memory.findings import ActiveFinding, Memory
-from healthcheck.model import Evidence, Finding, Nature, Now, Severity, Unobserved
-from healthcheck.model.node_facts import DeepDiagnostic
-from healthcheck.node.state import NodeState, PatchFor
-from healthcheck.probes.dcgm.diag import Dcgm
-from healthcheck.probes.nvml.error_causes import DRIVER_NOT_LOADED
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
-from healthcheck.probes.pod_resources import FILES, SOCKETS
-from healthcheck.settings.declaration import NodeSettings
-from healthcheck.settings.reading import Settings
-from healthcheck.text.moments import timestamp
-from healthcheck.verdict.record import RunRecord
-from sim.host_services import Container
+from gpu_healthcheck.agent.deep.deep_runs import DeepIntervals, DeepTests
+from gpu_healthcheck.agent.deep.level_2 import Level2
+from gpu_healthcheck.agent.deep.marks import HOLDER, DeepTestMarks, OwnNode
+from gpu_healthcheck.agent.state.agent_state import AgentState, RunOnNode
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.errors import Unavailable
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.deep import claim as deep_runs
+from gpu_healthcheck.healthcheck.host import clock
+from gpu_healthcheck.healthcheck.memory.findings import ActiveFinding, Memory
+from gpu_healthcheck.healthcheck.model import Evidence, Finding, Nature, Now, Severity, Unobserved
+from gpu_healthcheck.healthcheck.model.node_facts import DeepDiagnostic
+from gpu_healthcheck.healthcheck.node.state import NodeState, PatchFor
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import Dcgm
+from gpu_healthcheck.healthcheck.probes.nvml.error_causes import DRIVER_NOT_LOADED
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpu, Gpus
+from gpu_healthcheck.healthcheck.probes.pod_resources import FILES, SOCKETS
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.settings.reading import Settings
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.healthcheck.verdict.record import RunRecord
+from gpu_healthcheck.sim.host_services import Container
 from tests.agent.world import P, StandIn, World
 from tests.host.grpc_server import Server, answers_to, serving
 from tests.probes.dcgm.documents import FAULTY, NOT_PERSISTENT, Said, Story, dcgm_4

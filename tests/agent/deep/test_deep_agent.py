@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.process.wiring import Agent
-from agent.telemetry import Telemetry
-from healthcheck.cluster.client import Cluster
-from healthcheck.memory.file import MemoryFile
-from sim.host_services import Container
+from gpu_healthcheck.agent.process.wiring import Agent
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.sim.host_services import Container
 from tests.agent.deep.test_deep import GPU_POD, MAINTENANCE, MODE, QUICK, SWEEP, Rig, answer, client, rig
 from tests.agent.parts import agent_settings
 from tests.agent.world import NOBODY, UNHEALTHY, NodeView, World

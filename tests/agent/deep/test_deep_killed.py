@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.node.state import MAINTENANCE, MODE, RUN
-from sim.control_plane import ControlPlane, install
-from sim.pod_resources import serving_pod_resources
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, MODE, RUN
+from gpu_healthcheck.sim.control_plane import ControlPlane, install
+from gpu_healthcheck.sim.pod_resources import serving_pod_resources
 from tests.agent.deep.test_deep import SWEEP, answer, swept
 from tests.agent.world import RealCluster, World
 from tests.probes.dcgm.documents import FAULTY

@@ -13,22 +13,32 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.deep.level_2 import DeepProcesses
-from agent.events.kernel_log_follower import Follower
-from agent.events.record_judge import GpuWatch, RecordJudge
-from agent.state.agent_state import AgentState
-from agent.state.ledger import Ledger
-from agent.telemetry import Telemetry
-from healthcheck.checks import CHECKS
-from healthcheck.memory.file import MemoryFile
-from healthcheck.memory.findings import Memory
-from healthcheck.memory.kernel_events import after_kernel_log
-from healthcheck.model import Check, Evidence, Finding, Judgement, KernelEvent, Nature, Now, Outcome, Severity
-from healthcheck.probes.kernel_log import RING
-from healthcheck.settings.declaration import NodeSettings
-from healthcheck.settings.reading import Settings
-from sim.kernel_log import monotonic_us
-from sim.node import SimulatedNode
+from gpu_healthcheck.agent.deep.level_2 import DeepProcesses
+from gpu_healthcheck.agent.events.kernel_log_follower import Follower
+from gpu_healthcheck.agent.events.record_judge import GpuWatch, RecordJudge
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.ledger import Ledger
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.memory.kernel_events import after_kernel_log
+from gpu_healthcheck.healthcheck.model import (
+    Check,
+    Evidence,
+    Finding,
+    Judgement,
+    KernelEvent,
+    Nature,
+    Now,
+    Outcome,
+    Severity,
+)
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.settings.reading import Settings
+from gpu_healthcheck.sim.kernel_log import monotonic_us
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.agent.parts import Reports
 from tests.waiting import eventually
 
@@ -382,7 +392,7 @@ class TestARecordThatCannotBeTaken:
                 raise OverflowError("date value out of range")
             return after_kernel_log(memory, outcomes, *rest)
 
-        monkeypatch.setattr("agent.state.ledger.after_kernel_log", fails)
+        monkeypatch.setattr("gpu_healthcheck.agent.state.ledger.after_kernel_log", fails)
         following = self.following(node, file)
         following.ledger.configure(selecting(EVENT_CHECKS))
         following.follower.start()

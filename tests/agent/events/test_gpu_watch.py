@@ -7,16 +7,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from agent.events.record_judge import BEGINS, WATCH_SECONDS, GpuWatch
-from agent.state.agent_state import AgentState
-from healthcheck.checks.gpu_count import CHECK, LOST
-from healthcheck.memory.cycles import JudgedCycle, after_cycle
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Evidence, Now, Outcome
-from healthcheck.node.state import RUN, NodeState
-from healthcheck.probes.kernel_log import Record
-from healthcheck.probes.pci import FUNCTIONS, PciFunction
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.agent.events.record_judge import BEGINS, WATCH_SECONDS, GpuWatch
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.healthcheck.checks.gpu_count import CHECK, LOST
+from gpu_healthcheck.healthcheck.memory.cycles import JudgedCycle, after_cycle
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Evidence, Now, Outcome
+from gpu_healthcheck.healthcheck.node.state import RUN, NodeState
+from gpu_healthcheck.healthcheck.probes.kernel_log import Record
+from gpu_healthcheck.healthcheck.probes.pci import FUNCTIONS, PciFunction
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 from tests.checks.evidence import gpu_function
 
 WALL = datetime(2026, 11, 27, 1, 2, 3, tzinfo=UTC)

@@ -11,12 +11,12 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.incluster_config import InClusterConfigLoader
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.errors import Unavailable
-from healthcheck.cluster.kubeconfig import Access
-from sim.api_requests import Request
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.errors import Unavailable
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.sim.api_requests import Request
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.agent.conftest import MakeWorld
 from tests.agent.node.test_release import by_command
 from tests.agent.world import BUDGET, UNHEALTHY, P, World

@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from healthcheck.verdict.budget import holder_label
-from sim.api_objects import LEASES
+from gpu_healthcheck.healthcheck.verdict.budget import holder_label
+from gpu_healthcheck.sim.api_objects import LEASES
 from tests.agent.conftest import MakeWorld
 from tests.agent.node.test_release import by_command, resume
 from tests.agent.stories import BUDGET, beat, hold, slots

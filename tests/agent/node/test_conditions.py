@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.node.node_update import WrittenConditions
-from healthcheck.node.state import (
+from gpu_healthcheck.agent.node.node_update import WrittenConditions
+from gpu_healthcheck.healthcheck.node.state import (
     HARDWARE_READY,
     OUR_WORD,
     REBOOT_REQUIRED,
@@ -19,8 +19,8 @@ from healthcheck.node.state import (
     REPLACEMENT_REQUIRED,
     RUN,
 )
-from healthcheck.text.moments import timestamp
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.agent.world import RealCluster, World
 from tests.waiting import eventually
 

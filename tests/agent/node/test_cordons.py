@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.node.hami import CARDS, CORDON
-from healthcheck.node.state import DEVICE_CORDON
-from sim.api_objects import DEPLOYMENTS, WEBHOOKS
-from sim.control_plane import ControlPlane
-from sim.control_plane.install import DEVICE_TAINTS
+from gpu_healthcheck.healthcheck.node.hami import CARDS, CORDON
+from gpu_healthcheck.healthcheck.node.state import DEVICE_CORDON
+from gpu_healthcheck.sim.api_objects import DEPLOYMENTS, WEBHOOKS
+from gpu_healthcheck.sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane.install import DEVICE_TAINTS
 from tests.agent.conftest import MakeWorld
 from tests.agent.world import NodeView, RealCluster, World
 from tests.hami_cluster import NAMESPACE, SCHEDULER, deployment, registration, webhook

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.dra import DeviceTaints
-from healthcheck.node.device_rules import RuleTaint, rule_name
-from healthcheck.verdict.device_taints import MissingRule
-from sim.control_plane import DEVICE_TAINT_RULES, ControlPlane, install, install_device_taints
-from sim.kubelet import Kubelets
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.dra import DeviceTaints
+from gpu_healthcheck.healthcheck.node.device_rules import RuleTaint, rule_name
+from gpu_healthcheck.healthcheck.verdict.device_taints import MissingRule
+from gpu_healthcheck.sim.control_plane import DEVICE_TAINT_RULES, ControlPlane, install, install_device_taints
+from gpu_healthcheck.sim.kubelet import Kubelets
 from tests.agent.world import RealCluster, World
 from tests.device_taints import DRIVER, WORK, install_driver, publish
 from tests.waiting import eventually

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import DEVICE_TAINT_RULES, ControlPlane, install, install_device_taints
+from gpu_healthcheck.sim.control_plane import DEVICE_TAINT_RULES, ControlPlane, install, install_device_taints
 from tests.agent.conftest import MakeWorld
 from tests.agent.world import RealCluster, World
 from tests.device_taints import WORK, devices_in_use, install_driver, publish, rules_of

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.agent.world import RESULTS, P, RealCluster, World
 from tests.waiting import eventually
 

@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 import pytest
 
-from cli import gate as gate_command
-from cli.gate import ask
-from healthcheck.probes.kubelet_pods import PODS_API
-from healthcheck.probes.pod_resources import SOCKETS
+from gpu_healthcheck.cli import gate as gate_command
+from gpu_healthcheck.cli.gate import ask
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import PODS_API
+from gpu_healthcheck.healthcheck.probes.pod_resources import SOCKETS
 from tests.agent.cycle.test_container_runtime import SOCKET as RUNTIME
 from tests.agent.cycle.test_container_runtime import dockers_status
 from tests.agent.world import StandIn, World
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.cluster
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[3]
+GRPC_CHILD = "gpu_healthcheck.healthcheck.host.grpc_child"
 ERROR = "GPU has fallen off the bus."
 THREE, FIVE, OTHER = "uid-of-gpu-3", "uid-of-gpu-5", "uid-without-devices"
 REFUSED, UNAVAILABLE = 75, 69
@@ -504,7 +505,7 @@ def test_a_hung_kubelet_piles_up_nothing_in_the_agent(gated: World, resume_kubel
         assert {(answer["scope"], answer["kubelet_answered"]) for answer in answers} == {("node", False)}
     assert agent.num_threads() <= threads + 4  # a read of the pods has two; a check cycle or a report may be running
     assert agent.num_fds() <= files + 16
-    assert len([child for child in agent.children() if "healthcheck.host.grpc_child" in child.cmdline()]) <= 2
+    assert len([child for child in agent.children() if GRPC_CHILD in child.cmdline()]) <= 2
 
     loses_gpu_3(gated)
     assert gated.agent.get("/healthz")[0] == 200

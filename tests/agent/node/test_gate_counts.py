@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from agent.node import gate
-from agent.node.gate import MOST_EVENTS, GateCounts
-from agent.node.reporter import Reporter
-from agent.telemetry import Telemetry
-from healthcheck.verdict.gate import Decision, GateAnswer, refusals_in
+from gpu_healthcheck.agent.node import gate
+from gpu_healthcheck.agent.node.gate import MOST_EVENTS, GateCounts
+from gpu_healthcheck.agent.node.reporter import Reporter
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.verdict.gate import Decision, GateAnswer, refusals_in
 
 
 class Events:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agent.node import gate, pod_reporter
-from agent.node.gate import LocalPods, Lookup
-from healthcheck.model import ProbeError
-from healthcheck.probes.kubelet_pods import LocalPod
+from gpu_healthcheck.agent.node import gate, pod_reporter
+from gpu_healthcheck.agent.node.gate import LocalPods, Lookup
+from gpu_healthcheck.healthcheck.model import ProbeError
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import LocalPod
 
 TRAIN = LocalPod("team", "train")
 Answer = ValueError | ProbeError | dict[str, LocalPod]

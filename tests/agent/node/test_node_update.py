@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from agent.node.node_update import NodeUpdate
-from agent.state.agent_state import AgentState, Judgement
-from agent.telemetry import Telemetry
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.errors import Forbidden
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.nodes import Nodes
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Evidence, Severity
-from healthcheck.node.hami import CARDS, CORDON
-from healthcheck.node.state import DEVICE_CORDON, STATUS, UNHEALTHY, NodeState
-from healthcheck.probes.hami import HAMI, Hami
-from healthcheck.probes.nvml.gpus import NVML
-from healthcheck.settings.declaration import NodeSettings
-from healthcheck.settings.reading import Settings
-from sim.api_objects import DEPLOYMENTS, WEBHOOKS
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.agent.node.node_update import NodeUpdate
+from gpu_healthcheck.agent.state.agent_state import AgentState, Judgement
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.errors import Forbidden
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.nodes import Nodes
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Evidence, Severity
+from gpu_healthcheck.healthcheck.node.hami import CARDS, CORDON
+from gpu_healthcheck.healthcheck.node.state import DEVICE_CORDON, STATUS, UNHEALTHY, NodeState
+from gpu_healthcheck.healthcheck.probes.hami import HAMI, Hami
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.settings.reading import Settings
+from gpu_healthcheck.sim.api_objects import DEPLOYMENTS, WEBHOOKS
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.agent.parts import Reports, api_server
 from tests.examples import UNOBSERVED, active_finding, fault, memory_with, outcome_with
 from tests.hami_cluster import NAMESPACE, deployment, registration, webhook

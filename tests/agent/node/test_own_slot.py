@@ -10,15 +10,15 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec.structs import replace
 
-from agent.node.slot_requests import OwnSlot, SlotRequests
-from agent.state.agent_state import AgentState
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.kubeconfig import Access
-from healthcheck.cluster.names import BUDGET_NAMESPACE, NAMESPACE
-from healthcheck.node.state import NodeState
-from sim.api_objects import LEASES
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.agent.node.slot_requests import OwnSlot, SlotRequests
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.kubeconfig import Access
+from gpu_healthcheck.healthcheck.cluster.names import BUDGET_NAMESPACE, NAMESPACE
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.sim.api_objects import LEASES
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.agent.parts import Reports, api_server
 from tests.waiting import eventually
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.probes.pod_resources import SOCKETS
-from sim.api_objects import EVENTS
+from gpu_healthcheck.healthcheck.probes.pod_resources import SOCKETS
+from gpu_healthcheck.sim.api_objects import EVENTS
 from tests.agent.cycle.test_container_runtime import SOCKET as RUNTIME
 from tests.agent.cycle.test_container_runtime import dockers_status
 from tests.agent.world import StandIn, World

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from healthcheck.cluster.nodes import node_state
-from healthcheck.verdict.acknowledgement import dump_release, release_of
+from gpu_healthcheck.healthcheck.cluster.nodes import node_state
+from gpu_healthcheck.healthcheck.verdict.acknowledgement import dump_release, release_of
 from tests.agent.world import NodeView, P, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 

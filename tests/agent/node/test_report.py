@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import force_setattr, replace
 
-from agent.node.reporter import MOST_PER_HOUR, Reporter
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.cluster import kubeconfig
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.cluster.errors import Unavailable
-from healthcheck.cluster.nodes import Nodes
-from healthcheck.node.state import NodeState
-from healthcheck.verdict.node_events import NodeEvent
-from sim.api_objects import EVENTS
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.agent.node.reporter import MOST_PER_HOUR, Reporter
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster import kubeconfig
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.cluster.errors import Unavailable
+from gpu_healthcheck.healthcheck.cluster.nodes import Nodes
+from gpu_healthcheck.healthcheck.node.state import NodeState
+from gpu_healthcheck.healthcheck.verdict.node_events import NodeEvent
+from gpu_healthcheck.sim.api_objects import EVENTS
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.agent.parts import api_server
 from tests.waiting import eventually
 
@@ -112,7 +112,7 @@ def test_events_are_bounded_by_reason_and_hour(tmp_path: Path, monkeypatch: pyte
     assert len(messages("Xid79")) == 16
 
     later = time.monotonic() + 3600
-    monkeypatch.setattr("agent.node.reporter.time.monotonic", lambda: later)
+    monkeypatch.setattr("gpu_healthcheck.agent.node.reporter.time.monotonic", lambda: later)
     change(1, begin=500)
     assert len(messages("BadAnnotation")) == MOST_PER_HOUR + 1
     reporter.end()

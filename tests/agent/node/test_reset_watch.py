@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agent.node.reporter import MOST_PER_HOUR
-from healthcheck.deep.reset_command import LOCK, ResetCommand, render
-from healthcheck.deep.reset_plan import Step
-from healthcheck.host import node_file
-from healthcheck.node.state import MAINTENANCE, MODE, RESET_COMMAND, RESET_RESULT, RUN
-from healthcheck.node.state import TAINT as UNHEALTHY
-from healthcheck.text.moments import timestamp
+from gpu_healthcheck.agent.node.reporter import MOST_PER_HOUR
+from gpu_healthcheck.healthcheck.deep.reset_command import LOCK, ResetCommand, render
+from gpu_healthcheck.healthcheck.deep.reset_plan import Step
+from gpu_healthcheck.healthcheck.host import node_file
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, MODE, RESET_COMMAND, RESET_RESULT, RUN
+from gpu_healthcheck.healthcheck.node.state import TAINT as UNHEALTHY
+from gpu_healthcheck.healthcheck.text.moments import timestamp
 from tests.agent.world import World
 from tests.waiting import eventually
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.control_plane import ControlPlane
+from gpu_healthcheck.sim.control_plane import ControlPlane
 from tests.agent import work_agent
 from tests.agent.node.test_pod_events import Pods
 from tests.agent.world import NodeView, RealCluster, StandIn, World

@@ -12,21 +12,21 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import generate_latest
 
-from agent.node.work_observer import WorkObserver
-from agent.state.agent_state import AgentState
-from agent.telemetry import Telemetry
-from healthcheck.cluster.client import Cluster
-from healthcheck.cluster.connection import connect
-from healthcheck.model import Evidence, Now, Unobserved
-from healthcheck.probes.kubelet_pods import PODS_API, WAITING
-from healthcheck.probes.nvml import error_causes
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpus
-from healthcheck.probes.pod_resources import SOCKETS
-from healthcheck.verdict import record as records
-from healthcheck.verdict.record import AgentRecord
-from healthcheck.verdict.work import LONGEST
-from healthcheck.verdict.work import Work as State
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.agent.node.work_observer import WorkObserver
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.cluster.client import Cluster
+from gpu_healthcheck.healthcheck.cluster.connection import connect
+from gpu_healthcheck.healthcheck.model import Evidence, Now, Unobserved
+from gpu_healthcheck.healthcheck.probes.kubelet_pods import PODS_API, WAITING
+from gpu_healthcheck.healthcheck.probes.nvml import error_causes
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpus
+from gpu_healthcheck.healthcheck.probes.pod_resources import SOCKETS
+from gpu_healthcheck.healthcheck.verdict import record as records
+from gpu_healthcheck.healthcheck.verdict.record import AgentRecord
+from gpu_healthcheck.healthcheck.verdict.work import LONGEST
+from gpu_healthcheck.healthcheck.verdict.work import Work as State
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.agent.parts import api_server
 from tests.host.grpc_server import Server, answers_to, serving
 from tests.verdict.gpu_series import CLOSED, PRODUCTS, START, WAITS, Form, Work, gpu_at

@@ -9,13 +9,13 @@ from unittest.mock import MagicMock
 import pytest
 from pytest_mock import MockerFixture
 
-from agent.process import settings
-from agent.process.settings import MountedConfiguration
-from agent.state.agent_state import AgentState
-from agent.state.ledger import Ledger
-from agent.telemetry import Telemetry
-from healthcheck.model import Shortage
-from healthcheck.settings.reading import BadValue, SettingsError
+from gpu_healthcheck.agent.process import settings
+from gpu_healthcheck.agent.process.settings import MountedConfiguration
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.agent.state.ledger import Ledger
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.model import Shortage
+from gpu_healthcheck.healthcheck.settings.reading import BadValue, SettingsError
 from tests.agent.parts import Reports, agent_settings
 
 

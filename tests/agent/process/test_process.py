@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.process.unused_modules import UNUSED, UnusedModule
-from agent.telemetry import Telemetry
-from sim.imds import SimulatedImds
+from gpu_healthcheck.agent.process.unused_modules import UNUSED, UnusedModule
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.sim.imds import SimulatedImds
 from tests.agent.world import AgentProcess, World
 from tests.waiting import GIVE_UP_SECONDS, eventually
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 
 STUCK = """
 import ctypes, os, signal, threading
-from healthcheck.host.program import stop_at_signals
+from gpu_healthcheck.healthcheck.host.program import stop_at_signals
 
 stop = stop_at_signals()
 threading.Thread(target=lambda: (stop.wait(), os._exit(7)), daemon=True).start()
@@ -35,9 +35,9 @@ libc.pthread_mutex_lock(mutex)
 
 LEAN = """
 import sys
-from agent.process.unused_modules import UNUSED, without_unused_parts
+from gpu_healthcheck.agent.process.unused_modules import UNUSED, without_unused_parts
 with without_unused_parts():
-    import agent.process.agent_program
+    import gpu_healthcheck.agent.process.agent_program
 """
 LOADED = f"{LEAN}print(*sys.modules)"
 WHOLE_AGAIN = (
@@ -82,7 +82,8 @@ class TestLoading:
         assert subprocess.check_output(program, text=True, env=environment).strip() == message
 
     def test_import_of_the_agents_modules_keeps_the_libraries_complete(self) -> None:
-        program = "import sys, agent.__main__, agent.process.agent_program, pickle; print(pickle.dumps, *sys.modules)"
+        names = "sys, gpu_healthcheck.agent.__main__, gpu_healthcheck.agent.process.agent_program, pickle"
+        program = f"import {names}; print(pickle.dumps, *sys.modules)"
         loaded = subprocess.check_output([sys.executable, "-I", "-c", program], text=True).split()
 
         assert {part.__name__ for part in UNUSED} <= set(loaded)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.process.schedule import Schedule
-from agent.state.agent_state import AgentState
-from healthcheck.settings.declaration import NodeSettings
-from healthcheck.settings.reading import Settings
+from gpu_healthcheck.agent.process.schedule import Schedule
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.settings.reading import Settings
 from tests.waiting import GIVE_UP_SECONDS
 
 
@@ -112,7 +112,7 @@ def test_failed_deep_diagnostic_ends_neither(schedule: Schedule, light: Work) ->
 def test_cycle_after_a_failed_one_does_not_wait_for_the_interval(
     tmp_path: Path, light: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.process.schedule._FAILED_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("gpu_healthcheck.agent.process.schedule._FAILED_AGAIN_SECONDS", 0.05)
 
     def fails() -> float:
         light()

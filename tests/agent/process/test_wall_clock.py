@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.wall_clock import WallClock
+from gpu_healthcheck.sim.wall_clock import WallClock
 from tests.agent.world import World
 from tests.waiting import eventually
 
@@ -23,10 +23,10 @@ SCHEDULE = """
 import sys, threading, time
 from functools import partial
 from pathlib import Path
-from agent.process.schedule import Schedule
-from agent.state.agent_state import AgentState
-from healthcheck.settings.declaration import NodeSettings
-from healthcheck.settings.reading import Settings
+from gpu_healthcheck.agent.process.schedule import Schedule
+from gpu_healthcheck.agent.state.agent_state import AgentState
+from gpu_healthcheck.healthcheck.settings.declaration import NodeSettings
+from gpu_healthcheck.healthcheck.settings.reading import Settings
 
 def say(what, seconds):
     def work():

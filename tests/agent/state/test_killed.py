@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sim import kill_at
+from gpu_healthcheck.sim import kill_at
 from tests.agent.world import StandIn, World
 from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sim.kill_at import When
+    from gpu_healthcheck.sim.kill_at import When
 
 pytestmark = pytest.mark.cluster
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from agent.process import wiring
-from agent.process.wiring import start_from
-from agent.telemetry import Telemetry
-from healthcheck.memory.exits import begin
-from healthcheck.memory.file import MemoryFile
-from healthcheck.memory.findings import Memory
-from healthcheck.model import Shortage
+from gpu_healthcheck.agent.process import wiring
+from gpu_healthcheck.agent.process.wiring import start_from
+from gpu_healthcheck.agent.telemetry import Telemetry
+from gpu_healthcheck.healthcheck.memory.exits import begin
+from gpu_healthcheck.healthcheck.memory.file import MemoryFile
+from gpu_healthcheck.healthcheck.memory.findings import Memory
+from gpu_healthcheck.healthcheck.model import Shortage
 from tests.examples import active_finding, fault, memory_with
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli.output.columns import aligned, aligned_within
+from gpu_healthcheck.cli.output.columns import aligned, aligned_within
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from cli.judged_cycle import judged
-from cli.output import cycle_table as one_cycle
-from cli.output.cycle_table import show
-from healthcheck.captures.evidence_file import EvidenceCycle
-from healthcheck.catalog.policy import Policy
-from healthcheck.checks import driver_messages
-from healthcheck.checks.expectation import Expectation
-from healthcheck.host.console import Screen
-from healthcheck.model import (
+from gpu_healthcheck.cli.judged_cycle import judged
+from gpu_healthcheck.cli.output import cycle_table as one_cycle
+from gpu_healthcheck.cli.output.cycle_table import show
+from gpu_healthcheck.healthcheck.captures.evidence_file import EvidenceCycle
+from gpu_healthcheck.healthcheck.catalog.policy import Policy
+from gpu_healthcheck.healthcheck.checks import driver_messages
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.host.console import Screen
+from gpu_healthcheck.healthcheck.model import (
     Check,
     Evidence,
     Finding,
@@ -32,9 +32,9 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.facts import ContainerRuntime, ReadFile
-from healthcheck.probes.kernel_log import RING, Record
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import ContainerRuntime, ReadFile
+from gpu_healthcheck.healthcheck.probes.kernel_log import RING, Record
 from tests.checks.evidence import P5
 from tests.examples import BOOT, MACHINE, NODE, NOW, UNOBSERVED
 

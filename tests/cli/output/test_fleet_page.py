@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
-from cli.fleet_faults import fault_pattern
-from cli.output import fleet_page
-from healthcheck.cluster.leases import Heartbeat
-from healthcheck.node.state import INSTANCE_TYPE, NodeState
-from healthcheck.operations.next_step import NextStep
-from healthcheck.text.moments import timestamp
-from sim.api_stand_in import ApiStandIn
+from gpu_healthcheck.cli.fleet import Fleet, FleetBudget, FleetRow, row_of_node
+from gpu_healthcheck.cli.fleet_faults import fault_pattern
+from gpu_healthcheck.cli.output import fleet_page
+from gpu_healthcheck.healthcheck.cluster.leases import Heartbeat
+from gpu_healthcheck.healthcheck.node.state import INSTANCE_TYPE, NodeState
+from gpu_healthcheck.healthcheck.operations.next_step import NextStep
+from gpu_healthcheck.healthcheck.text.moments import timestamp
+from gpu_healthcheck.sim.api_stand_in import ApiStandIn
 from tests.cli.cluster import P, run_here
 from tests.evicting import annotation, eviction
 from tests.hostile import HOSTILE as UNSEEN

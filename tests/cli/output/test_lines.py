@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.text import Text
 
-from cli.output.lines import print_line
-from healthcheck.host.console import Screen
+from gpu_healthcheck.cli.output.lines import print_line
+from gpu_healthcheck.healthcheck.host.console import Screen
 
 LONG = "default/training-67b8b54f6f-nmbgs: of DaemonSet gpu-healthcheck-agent"
 

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from cli.fleet import Fleet, FleetBudget
-from cli.output import fleet_page
-from diagnosis.causes.diagnose import Diagnosis
-from diagnosis.report.content import Report
-from diagnosis.report.pages import html_page
+from gpu_healthcheck.cli.fleet import Fleet, FleetBudget
+from gpu_healthcheck.cli.output import fleet_page
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis
+from gpu_healthcheck.diagnosis.report.content import Report
+from gpu_healthcheck.diagnosis.report.pages import html_page
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 FLEET = fleet_page.text(Fleet(FleetBudget(None, None, None), [], []), NOW)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from diagnosis.hami.fit import NodeVerdict, verdicts
-from diagnosis.hami.installation import Installation, installation_of, settings_of
-from diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.hami.fit import NodeVerdict, verdicts
+from gpu_healthcheck.diagnosis.hami.installation import Installation, installation_of, settings_of
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
 from tests.diagnosis.states import GPU, Object, container, node, obj, pod
 
 MEMORY, PERCENTAGE, CORES = "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores"

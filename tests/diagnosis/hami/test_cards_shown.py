@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 
-from cli.output.allocation_table import page
-from diagnosis.answers.allocation import allocation
-from diagnosis.answers.node_inventory import inventory
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.report.content import Report
-from diagnosis.report.document import cluster_document
-from diagnosis.report.pages import html_page, markdown_page
+from gpu_healthcheck.cli.output.allocation_table import page
+from gpu_healthcheck.diagnosis.answers.allocation import allocation
+from gpu_healthcheck.diagnosis.answers.node_inventory import inventory
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.report.content import Report
+from gpu_healthcheck.diagnosis.report.document import cluster_document
+from gpu_healthcheck.diagnosis.report.pages import html_page, markdown_page
 from tests.diagnosis.hami.clusters import card, device_config, given, shared
 from tests.diagnosis.states import Object, node, obj, snapshot
 from tests.hostile import HOSTILE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from diagnosis.answers.chain import Chain, LinkState
-from diagnosis.answers.hami_chain import HamiLink, hami_chains
-from diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.answers.chain import Chain, LinkState
+from gpu_healthcheck.diagnosis.answers.hami_chain import HamiLink, hami_chains
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
 from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.hami.test_allocating import bound

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from diagnosis.causes.hami import filtering
-from diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.causes.hami import filtering
+from gpu_healthcheck.diagnosis.model import Certainty
 from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import GIB_80, asking, card, hami, hami_node, plugin_pod, unplaced, vgpu_pod
 from tests.diagnosis.states import GPU, Object, consequences, event, judged, node, obj, results, waiting

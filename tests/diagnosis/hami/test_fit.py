@@ -9,8 +9,8 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from diagnosis.hami.cards import CardUsage, Share
-from diagnosis.hami.fit import (
+from gpu_healthcheck.diagnosis.hami.cards import CardUsage, Share
+from gpu_healthcheck.diagnosis.hami.fit import (
     CardRequest,
     Code,
     NodeVerdict,
@@ -19,11 +19,11 @@ from diagnosis.hami.fit import (
     fit,
     request_of,
 )
-from diagnosis.hami.quota import QuotaAmounts
-from diagnosis.hami.settings import HamiSettings
-from diagnosis.snapshot.hami_node import Card
-from diagnosis.snapshot.hami_pod import CardOptions
-from diagnosis.snapshot.pods import Container
+from gpu_healthcheck.diagnosis.hami.quota import QuotaAmounts
+from gpu_healthcheck.diagnosis.hami.settings import HamiSettings
+from gpu_healthcheck.diagnosis.snapshot.hami_node import Card
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import CardOptions
+from gpu_healthcheck.diagnosis.snapshot.pods import Container
 from tests.diagnosis.hami.clusters import (
     CORES,
     MEMORY,

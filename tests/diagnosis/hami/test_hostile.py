@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diagnosis.answers.hami_chain import hami_chains
-from diagnosis.answers.hami_parts import installation_tables
-from diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.answers.hami_chain import hami_chains
+from gpu_healthcheck.diagnosis.answers.hami_parts import installation_tables
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.hami.test_two_installations import with_flags
 from tests.diagnosis.states import Object, event, snapshot

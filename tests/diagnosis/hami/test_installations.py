@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from diagnosis.answers.node_inventory import inventory
-from diagnosis.facts.components import Health, component_table
-from diagnosis.hami.installation import installations
+from gpu_healthcheck.diagnosis.answers.node_inventory import inventory
+from gpu_healthcheck.diagnosis.facts.components import Health, component_table
+from gpu_healthcheck.diagnosis.hami.installation import installations
 from tests.diagnosis.hami.hami_states import (
     NAMESPACE,
     card,

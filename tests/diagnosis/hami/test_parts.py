@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from diagnosis.answers.hami_parts import HamiPart, installation_tables
-from diagnosis.answers.target import Target, is_there, of_causes
-from diagnosis.causes import HAMI_CAUSES
-from diagnosis.causes.diagnose import Diagnosis, arranged, diagnose
-from diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY
-from diagnosis.facts.components import Health
-from diagnosis.model import Cause, CauseSeverity, FoundCause
-from diagnosis.report.content import Report, report_of
-from diagnosis.report.document import document
-from diagnosis.report.pages import html_page, markdown_page
+from gpu_healthcheck.diagnosis.answers.hami_parts import HamiPart, installation_tables
+from gpu_healthcheck.diagnosis.answers.target import Target, is_there, of_causes
+from gpu_healthcheck.diagnosis.causes import HAMI_CAUSES
+from gpu_healthcheck.diagnosis.causes.diagnose import Diagnosis, arranged, diagnose
+from gpu_healthcheck.diagnosis.causes.hami.hami_nodes import CARD_UNHEALTHY
+from gpu_healthcheck.diagnosis.facts.components import Health
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, FoundCause
+from gpu_healthcheck.diagnosis.report.content import Report, report_of
+from gpu_healthcheck.diagnosis.report.document import document
+from gpu_healthcheck.diagnosis.report.pages import html_page, markdown_page
 from tests.console import typed
 from tests.diagnosis.hami.hami_states import hami, hami_node, vgpu_pod
 from tests.diagnosis.hami.test_two_installations import cluster, with_flags

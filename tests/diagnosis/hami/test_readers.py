@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from diagnosis.snapshot.hami_node import Card, HamiNode, RegistrationFormat, read_hami_node
-from diagnosis.snapshot.hami_pod import BindPhase, CardOptions, ContainerShare, read_card_options, read_grant
-from diagnosis.snapshot.nodes import read_node
+from gpu_healthcheck.diagnosis.snapshot.hami_node import Card, HamiNode, RegistrationFormat, read_hami_node
+from gpu_healthcheck.diagnosis.snapshot.hami_pod import (
+    BindPhase,
+    CardOptions,
+    ContainerShare,
+    read_card_options,
+    read_grant,
+)
+from gpu_healthcheck.diagnosis.snapshot.nodes import read_node
 from tests.diagnosis.states import node
 from tests.hostile import ANY_TEXT
 

@@ -7,10 +7,10 @@ import json
 import pytest
 from hypothesis import given
 
-from diagnosis.hami.installation import settings_of
-from diagnosis.hami.settings import HamiSettings, node_memory_scaling, read_settings
-from diagnosis.snapshot.cluster_objects import ConfigMap
-from diagnosis.snapshot.meta import Meta
+from gpu_healthcheck.diagnosis.hami.installation import settings_of
+from gpu_healthcheck.diagnosis.hami.settings import HamiSettings, node_memory_scaling, read_settings
+from gpu_healthcheck.diagnosis.snapshot.cluster_objects import ConfigMap
+from gpu_healthcheck.diagnosis.snapshot.meta import Meta
 from tests.diagnosis.hami.clusters import device_config
 from tests.diagnosis.hami.hami_states import hami, hami_node
 from tests.diagnosis.states import judged, node, obj, results, snapshot

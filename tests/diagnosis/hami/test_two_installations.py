@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
-from diagnosis.answers.allocation import allocation
-from diagnosis.answers.hami_chain import hami_chains
-from diagnosis.answers.node_inventory import inventory
-from diagnosis.answers.pod_fit import by_rules, would_fit
-from diagnosis.hami.installation import CommandLine, installation_of, installations, serving, unregistered
-from diagnosis.report.would_fit import page
-from diagnosis.sources.redaction import redacted
+from gpu_healthcheck.diagnosis.answers.allocation import allocation
+from gpu_healthcheck.diagnosis.answers.hami_chain import hami_chains
+from gpu_healthcheck.diagnosis.answers.node_inventory import inventory
+from gpu_healthcheck.diagnosis.answers.pod_fit import by_rules, would_fit
+from gpu_healthcheck.diagnosis.hami.installation import (
+    CommandLine,
+    installation_of,
+    installations,
+    serving,
+    unregistered,
+)
+from gpu_healthcheck.diagnosis.report.would_fit import page
+from gpu_healthcheck.diagnosis.sources.redaction import redacted
 from tests.diagnosis.hami.clusters import device_config, verdicts_by_node
 from tests.diagnosis.hami.hami_states import asking, card, hami, hami_node, text_card, vgpu_pod
 from tests.diagnosis.hami.test_filtering import filtered

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from diagnosis.answers.allocation import allocation
-from diagnosis.answers.chain import Chain
-from diagnosis.answers.hami_chain import hami_chains
-from diagnosis.causes.diagnose import diagnose
-from diagnosis.hami.cards import MeasuredUse, card_row, measured_use
-from diagnosis.report.document import cluster_document
-from diagnosis.snapshot import Snapshot
-from diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
-from diagnosis.sources.measured_use import with_shares
+from gpu_healthcheck.diagnosis.answers.allocation import allocation
+from gpu_healthcheck.diagnosis.answers.chain import Chain
+from gpu_healthcheck.diagnosis.answers.hami_chain import hami_chains
+from gpu_healthcheck.diagnosis.causes.diagnose import diagnose
+from gpu_healthcheck.diagnosis.hami.cards import MeasuredUse, card_row, measured_use
+from gpu_healthcheck.diagnosis.report.document import cluster_document
+from gpu_healthcheck.diagnosis.snapshot import Snapshot
+from gpu_healthcheck.diagnosis.snapshot.hami_use import CORES, MEMORY, read_cores, read_memory
+from gpu_healthcheck.diagnosis.sources.measured_use import with_shares
 from tests.diagnosis.hami.hami_states import hami, hami_node, vgpu_pod
 from tests.diagnosis.states import node, snapshot
 from tests.hostile import ANY_TEXT

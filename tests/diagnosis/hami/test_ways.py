@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diagnosis.model import Certainty
+from gpu_healthcheck.diagnosis.model import Certainty
 from tests.diagnosis.hami.hami_states import asking, hami, hami_node, unplaced, vgpu_pod
 from tests.diagnosis.hami.test_two_installations import cluster
 from tests.diagnosis.states import Object, ago, consequences, event, judged, node, obj, pod, results

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthcheck.probes.container_runtime.cdi import read_specs
-from healthcheck.probes.container_runtime.facts import CdiSpec
+from gpu_healthcheck.healthcheck.probes.container_runtime.cdi import read_specs
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CdiSpec
 
 FOLDERS = ("/etc/cdi", "/var/run/cdi")
 DEVICES = [{"name": "0"}, {"name": "all"}]

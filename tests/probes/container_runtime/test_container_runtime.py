@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.container_runtime.configuration import read_container_runtime
-from healthcheck.probes.container_runtime.cri import NOT_HERE
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import read_container_runtime
+from gpu_healthcheck.healthcheck.probes.container_runtime.cri import NOT_HERE
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     ContainerRuntime,
     Handler,
     RuntimeAnswer,
     RuntimeBinary,
     RuntimeConfiguration,
 )
-from sim.container_runtime import DISTRIBUTIONS, NVIDIA_V2, TOOLKIT_PROGRAM
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.container_runtime import DISTRIBUTIONS, NVIDIA_V2, TOOLKIT_PROGRAM
+from gpu_healthcheck.sim.node import SimulatedNode
 
 STANDARD = "/run/containerd/containerd.sock"
 FILE = "/etc/containerd/config.toml"

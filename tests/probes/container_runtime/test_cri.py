@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthcheck.captures import evidence_file
-from healthcheck.model import Host
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
-from healthcheck.probes.container_runtime.cri import (
+from gpu_healthcheck.healthcheck.captures import evidence_file
+from gpu_healthcheck.healthcheck.model import Host
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME
+from gpu_healthcheck.healthcheck.probes.container_runtime.cri import (
     ASKED_AGAIN_SECONDS,
     NOT_HERE,
     NOT_YET,
@@ -28,7 +28,7 @@ from healthcheck.probes.container_runtime.cri import (
     read_status,
     with_answer,
 )
-from healthcheck.probes.container_runtime.facts import (
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
     ContainerRuntime,
     Handler,
     Live,
@@ -36,7 +36,7 @@ from healthcheck.probes.container_runtime.facts import (
     RuntimeAnswer,
     RuntimeConfiguration,
 )
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.host.grpc_server import Json, Server, answers_to, serving
 from tests.waiting import eventually
 

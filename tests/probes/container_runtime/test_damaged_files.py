@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthcheck.checks import CHECKS
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Host, ProbeError
-from healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME, read_container_runtime
-from healthcheck.probes.container_runtime.facts import ContainerRuntime
-from sim.container_runtime import DISTRIBUTIONS
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.checks import CHECKS
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import CONTAINER_RUNTIME, read_container_runtime
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import ContainerRuntime
+from gpu_healthcheck.sim.container_runtime import DISTRIBUTIONS
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.checks.any_facts import is_in_order
 from tests.fuzz.damage import byte_damages, damaged
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.container_runtime.distributions import STANDARD_SOCKET
-from healthcheck.probes.container_runtime.kubelet import choose, settings_of
-from healthcheck.probes.container_runtime.processes import Process
+from gpu_healthcheck.healthcheck.probes.container_runtime.distributions import STANDARD_SOCKET
+from gpu_healthcheck.healthcheck.probes.container_runtime.kubelet import choose, settings_of
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import Process
 
 K3S_SOCKET = "/run/k3s/containerd/containerd.sock"
 

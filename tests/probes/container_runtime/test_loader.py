@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks import container_runtime, runtime_type
-from healthcheck.host.command import ProgramEnd
-from healthcheck.probes.container_runtime import nvidia_definitions, processes
-from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO, DOCKER, ContainerRuntime, RuntimeAnswer
-from healthcheck.probes.container_runtime.loader import Loader, _answer
-from sim.containerd import RELEASES, RunningContainerd
+from gpu_healthcheck.healthcheck.checks import container_runtime, runtime_type
+from gpu_healthcheck.healthcheck.host.command import ProgramEnd
+from gpu_healthcheck.healthcheck.probes.container_runtime import nvidia_definitions, processes
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import (
+    CONTAINERD,
+    CRIO,
+    DOCKER,
+    ContainerRuntime,
+    RuntimeAnswer,
+)
+from gpu_healthcheck.healthcheck.probes.container_runtime.loader import Loader, _answer
+from gpu_healthcheck.sim.containerd import RELEASES, RunningContainerd
 from tests.checks.runtimes import judge, reasons
 from tests.waiting import eventually
 

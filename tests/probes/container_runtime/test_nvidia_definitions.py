@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO
-from healthcheck.probes.container_runtime.nvidia_definitions import definitions, files_of, hook_of, unread_files
-from sim.container_runtime import NVIDIA_V2, NVIDIA_V3, RUNC_V2
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import CONTAINERD, CRIO
+from gpu_healthcheck.healthcheck.probes.container_runtime.nvidia_definitions import (
+    definitions,
+    files_of,
+    hook_of,
+    unread_files,
+)
+from gpu_healthcheck.sim.container_runtime import NVIDIA_V2, NVIDIA_V3, RUNC_V2
 
 CONFIG = "/etc/containerd/config.toml"
 

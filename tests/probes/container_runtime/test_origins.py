@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from healthcheck.model import Host
-from healthcheck.probes.container_runtime import processes
-from healthcheck.probes.container_runtime.configuration import read_container_runtime
-from healthcheck.probes.container_runtime.origins import Origin
-from healthcheck.probes.container_runtime.processes import FABRIC_MANAGER, IMEX, find
-from healthcheck.probes.services import Service, Uncounted, read_services
-from sim.host_services import ALL_CAPABILITIES, Container
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.model import Host
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import read_container_runtime
+from gpu_healthcheck.healthcheck.probes.container_runtime.origins import Origin
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import FABRIC_MANAGER, IMEX, find
+from gpu_healthcheck.healthcheck.probes.services import Service, Uncounted, read_services
+from gpu_healthcheck.sim.host_services import ALL_CAPABILITIES, Container
+from gpu_healthcheck.sim.node import SimulatedNode
 
 UID, ID = "0b0a6c5e-1c2d-4e3f-8a9b-0123456789ab", "4f" * 32
 SLICED = UID.replace("-", "_")

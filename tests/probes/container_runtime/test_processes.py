@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host
-from healthcheck.probes.container_runtime import processes
-from healthcheck.probes.container_runtime.configuration import read_container_runtime
-from healthcheck.probes.container_runtime.processes import (
+from gpu_healthcheck.healthcheck.model import Host
+from gpu_healthcheck.healthcheck.probes.container_runtime import processes
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import read_container_runtime
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import (
     KnownProcesses,
     Process,
     find,
@@ -23,7 +23,7 @@ from healthcheck.probes.container_runtime.processes import (
     root_of,
     socket_path,
 )
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 
 HOST = Path("/")
 LISTENER = """
@@ -147,8 +147,8 @@ def test_runtime_of_a_real_kubelet_is_the_listener_on_its_socket(start: Start, t
 OTHER_MOUNTS = """
 import subprocess, sys
 from pathlib import Path
-from healthcheck.model import Host
-from healthcheck.probes.container_runtime.configuration import read_container_runtime
+from gpu_healthcheck.healthcheck.model import Host
+from gpu_healthcheck.healthcheck.probes.container_runtime.configuration import read_container_runtime
 folder, listener = sys.argv[1:]
 mount = f'mount -t tmpfs none {folder}/etc && touch {folder}/etc/config.toml && exec "$@"'
 words = [listener, f"--config={folder}/etc/config.toml", f"--address={folder}/c.sock"]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.probes.container_runtime import host_paths
-from healthcheck.probes.container_runtime.facts import RuntimeBinary
+from gpu_healthcheck.healthcheck.probes.container_runtime import host_paths
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import RuntimeBinary
 
 PATH = "/usr/bin/containerd"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.probes.container_runtime.facts import ConfigurationProblem, Toolkit
-from healthcheck.probes.container_runtime.toolkit import OPERATORS_FILE, STANDARD_FILE, read_toolkit
+from gpu_healthcheck.healthcheck.probes.container_runtime.facts import ConfigurationProblem, Toolkit
+from gpu_healthcheck.healthcheck.probes.container_runtime.toolkit import OPERATORS_FILE, STANDARD_FILE, read_toolkit
 
 OPERATORS, HOSTS = "/usr/local/nvidia/toolkit/nvidia-container-runtime", "/usr/bin/nvidia-container-runtime"
 DEFAULT = """

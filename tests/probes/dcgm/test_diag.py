@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Host, Observation, Outcome, Unobserved, UnobservedCause
-from healthcheck.probes.dcgm import diag as dcgm
-from healthcheck.probes.dcgm.diag import (
+from gpu_healthcheck.healthcheck.checks.dcgm_diag import LEVEL_2, LEVEL_4
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Host, Observation, Outcome, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.dcgm import diag as dcgm
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import (
     HURRY_SECONDS,
     PATIENCE_SECONDS,
     Dcgm,
@@ -22,8 +22,8 @@ from healthcheck.probes.dcgm.diag import (
     checked_host,
     level_2_patience_seconds,
 )
-from healthcheck.probes.dcgm.diag_answer import DiagAnswer
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import DiagAnswer
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.host.test_command import is_gone
 from tests.probes.dcgm.documents import FAULTY, Story, dcgm_4, printed
 from tests.waiting import eventually

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.probes.dcgm.diag_answer import LONGEST_ANSWER, DiagAnswer, DiagError, DiagResult, read_answer
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import (
+    LONGEST_ANSWER,
+    DiagAnswer,
+    DiagError,
+    DiagResult,
+    read_answer,
+)
 from tests.captures.saving import saved_and_read
 from tests.probes.dcgm.documents import (
     FAULTY,

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.catalog.dcgm import ENGINE_EMBEDDED, ENGINE_UNPROVEN
-from healthcheck.model import UnobservedCause
-from healthcheck.probes.container_runtime.processes import KnownProcesses, Process, are_the_hosts
-from healthcheck.probes.dcgm.engine import Engine, choose_engine, find_engine
-from healthcheck.probes.driver_files import NVIDIA_MAJOR
-from sim.host_services import ALL_CAPABILITIES, Container
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.catalog.dcgm import ENGINE_EMBEDDED, ENGINE_UNPROVEN
+from gpu_healthcheck.healthcheck.model import UnobservedCause
+from gpu_healthcheck.healthcheck.probes.container_runtime.processes import KnownProcesses, Process, are_the_hosts
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import Engine, choose_engine, find_engine
+from gpu_healthcheck.healthcheck.probes.driver_files import NVIDIA_MAJOR
+from gpu_healthcheck.sim.host_services import ALL_CAPABILITIES, Container
+from gpu_healthcheck.sim.node import SimulatedNode
 
 OPERATORS, EXPORTERS, TENANTS = (f"{digit * 8}-4e5f-4a6b-8c7d-0123456789ab" for digit in "012")
 PODS = {

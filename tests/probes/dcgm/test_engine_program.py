@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks.dcgm_diag import LEVEL_2
-from healthcheck.checks.examine import judge, read_probes
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Host
-from healthcheck.probes.dcgm.diag import Dcgm
-from healthcheck.probes.dcgm.diag_answer import DiagAnswer
-from healthcheck.probes.dcgm.engine import _CHROOT, NOT_STARTED, Engine, choose_engine, own_dcgmi
-from sim import c_library
-from sim.node import CHROOT, SimulatedNode
+from gpu_healthcheck.healthcheck.checks.dcgm_diag import LEVEL_2
+from gpu_healthcheck.healthcheck.checks.examine import judge, read_probes
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Host
+from gpu_healthcheck.healthcheck.probes.dcgm.diag import Dcgm
+from gpu_healthcheck.healthcheck.probes.dcgm.diag_answer import DiagAnswer
+from gpu_healthcheck.healthcheck.probes.dcgm.engine import _CHROOT, NOT_STARTED, Engine, choose_engine, own_dcgmi
+from gpu_healthcheck.sim import c_library
+from gpu_healthcheck.sim.node import CHROOT, SimulatedNode
 from tests.probes.dcgm.test_engine import OPERATORS, TENANTS, of_the_host, of_the_operator, start
 
 HOST, ROOT = ".", "proc/4242/root"

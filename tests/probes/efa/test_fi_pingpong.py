@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.host.command import ProgramEnd
-from healthcheck.model import Unobserved
-from healthcheck.probes.efa.loopback import NOT_RUN, read_side
-from healthcheck.probes.loopback import Broken, Loopback, LoopbackResult, Measured, together
+from gpu_healthcheck.healthcheck.host.command import ProgramEnd
+from gpu_healthcheck.healthcheck.model import Unobserved
+from gpu_healthcheck.healthcheck.probes.efa.loopback import NOT_RUN, read_side
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, LoopbackResult, Measured, together
 from tests.captures.saving import saved_and_read
 
 HEAD = b"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.efa import infiniband
-from healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice, read_rdma
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.efa import infiniband
+from gpu_healthcheck.healthcheck.probes.efa.infiniband import ERROR_COUNTERS, KEEP_ALIVES, Rdma, RdmaDevice, read_rdma
+from gpu_healthcheck.sim.node import SimulatedNode
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.model import Host, Unobserved, UnobservedCause
-from healthcheck.probes.efa.libfabric import (
+from gpu_healthcheck.healthcheck.model import Host, Unobserved, UnobservedCause
+from gpu_healthcheck.healthcheck.probes.efa.libfabric import (
     ASKED_AGAIN_SECONDS,
     Libfabric,
     LibfabricReading,
@@ -18,7 +18,7 @@ from healthcheck.probes.efa.libfabric import (
     read_libfabric,
     read_listing,
 )
-from sim.node import EFA_PROGRAMS, SimulatedNode
+from gpu_healthcheck.sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.captures.saving import saved_and_read
 from tests.waiting import eventually
 

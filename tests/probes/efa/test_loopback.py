@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.model import Host, ProbeError, Unobserved
-from healthcheck.probes.efa.loopback import NOT_RUN, EfaLoopback, read_efa_loopback
-from healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
-from sim.node import EFA_PROGRAMS, SimulatedNode
+from gpu_healthcheck.healthcheck.model import Host, ProbeError, Unobserved
+from gpu_healthcheck.healthcheck.probes.efa.loopback import NOT_RUN, EfaLoopback, read_efa_loopback
+from gpu_healthcheck.healthcheck.probes.loopback import Broken, Loopback, LoopbackReading, LoopbackResult, Measured
+from gpu_healthcheck.sim.node import EFA_PROGRAMS, SimulatedNode
 from tests.host.test_command import FrozenDisk, is_gone
 from tests.waiting import eventually
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from healthcheck.probes.gpu_load.kernels import THREADS
+from gpu_healthcheck.healthcheck.probes.gpu_load.kernels import THREADS
 
 _LABEL = re.compile(r"(\w+):\Z")
 _GUARD = re.compile(r"@(%\w+)\s+(.*)\Z", re.DOTALL)

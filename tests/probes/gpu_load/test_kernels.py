@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from healthcheck.probes.gpu_load.kernels import KERNELS, Kernel
+from gpu_healthcheck.healthcheck.probes.gpu_load.kernels import KERNELS, Kernel
 from tests.probes.gpu_load.ptx import Thread, declared
 
 ROUNDS = 3

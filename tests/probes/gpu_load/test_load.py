@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthcheck.host.command import ProgramEnd
-from healthcheck.model import Host, ProbeError
-from healthcheck.probes.gpu_load import load_child
-from healthcheck.probes.gpu_load.cuda import Cuda
-from healthcheck.probes.gpu_load.load_run import GpuLoad
-from healthcheck.probes.gpu_load.speeds import (
+from gpu_healthcheck.healthcheck.host.command import ProgramEnd
+from gpu_healthcheck.healthcheck.model import Host, ProbeError
+from gpu_healthcheck.healthcheck.probes.gpu_load import load_child
+from gpu_healthcheck.healthcheck.probes.gpu_load.cuda import Cuda
+from gpu_healthcheck.healthcheck.probes.gpu_load.load_run import GpuLoad
+from gpu_healthcheck.healthcheck.probes.gpu_load.speeds import (
     NOT_RUN,
     GpuSpeeds,
     LoadReading,
@@ -25,7 +25,7 @@ from healthcheck.probes.gpu_load.speeds import (
     read_gpu_load,
     read_load_answer,
 )
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.captures.saving import saved_and_read
 from tests.waiting import eventually
 

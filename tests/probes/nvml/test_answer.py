@@ -8,10 +8,10 @@ from typing import get_type_hints
 import pynvml
 import pytest
 
-from healthcheck.model import Unobserved
-from healthcheck.probes.nvml import queries
-from healthcheck.probes.nvml.answer import read_answer
-from healthcheck.probes.nvml.gpus import NONSENSE, READINGS, Gpu, Gpus, NvLink, Unsigned
+from gpu_healthcheck.healthcheck.model import Unobserved
+from gpu_healthcheck.healthcheck.probes.nvml import queries
+from gpu_healthcheck.healthcheck.probes.nvml.answer import read_answer
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NONSENSE, READINGS, Gpu, Gpus, NvLink, Unsigned
 
 
 def line(**changes: object) -> bytes:

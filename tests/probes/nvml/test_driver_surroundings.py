@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.nvml.driver import library_versions, sees_every_process
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.probes.nvml.driver import library_versions, sees_every_process
+from gpu_healthcheck.sim.node import SimulatedNode
 
 SONAME = "libnvidia-ml.so.1"
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.checks.driver import CHECK
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import Evidence, Observation, Unobserved
-from healthcheck.probes.nvml.driver import Driver
-from healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpus
-from repair.host_programs import link_libraries
-from sim import cuda_library, nvml_library
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.checks.driver import CHECK
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import Evidence, Observation, Unobserved
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import NVML, DriverReading, Gpus
+from gpu_healthcheck.repair.host_programs import link_libraries
+from gpu_healthcheck.sim import cuda_library, nvml_library
+from gpu_healthcheck.sim.node import SimulatedNode
 
 LTS, PB = "580.159.04", "595.91.07"
 TREES = {"lts": LTS, "pb": PB}

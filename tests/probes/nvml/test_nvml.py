@@ -19,9 +19,9 @@ from typing import Any, get_type_hints
 import pytest
 from msgspec.structs import replace
 
-from healthcheck.checks.driver import CHECK
-from healthcheck.checks.expectation import Expectation
-from healthcheck.model import (
+from gpu_healthcheck.healthcheck.checks.driver import CHECK
+from gpu_healthcheck.healthcheck.checks.expectation import Expectation
+from gpu_healthcheck.healthcheck.model import (
     Evidence,
     Finding,
     Host,
@@ -32,8 +32,8 @@ from healthcheck.model import (
     Unobserved,
     UnobservedCause,
 )
-from healthcheck.probes.nvml.driver import Driver, child_program
-from healthcheck.probes.nvml.gpus import (
+from gpu_healthcheck.healthcheck.probes.nvml.driver import Driver, child_program
+from gpu_healthcheck.healthcheck.probes.nvml.gpus import (
     NONSENSE,
     NVML,
     READINGS,
@@ -58,9 +58,9 @@ from healthcheck.probes.nvml.gpus import (
     ThrottledTime,
     read_driver,
 )
-from sim import nvml_library
-from sim.c_library import find_compiler
-from sim.node import SimulatedNode
+from gpu_healthcheck.sim import nvml_library
+from gpu_healthcheck.sim.c_library import find_compiler
+from gpu_healthcheck.sim.node import SimulatedNode
 from tests.checks import evidence
 
 # nvml.h: every nvmlReturn_t but SUCCESS, and one that no header knows.
@@ -920,9 +920,9 @@ class TestHistory:
 
 READS_AN_HOUR_APART = """
 import json, sys
-from healthcheck.probes.nvml.child import find_queries, read_gpus
-from healthcheck.probes.nvml.library import Library
-from healthcheck.probes.nvml.queries import Inforoms
+from gpu_healthcheck.healthcheck.probes.nvml.child import find_queries, read_gpus
+from gpu_healthcheck.healthcheck.probes.nvml.library import Library
+from gpu_healthcheck.healthcheck.probes.nvml.queries import Inforoms
 
 root, seconds = sys.argv[1], 0.0
 library, inforoms = Library(root, use_loader=False), Inforoms(lambda: seconds)

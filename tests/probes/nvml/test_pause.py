@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from healthcheck.probes.nvml.pause import LONGEST_SECONDS, end_pause, is_paused, start_pause
-from sim.node import SimulatedNode
+from gpu_healthcheck.healthcheck.probes.nvml.pause import LONGEST_SECONDS, end_pause, is_paused, start_pause
+from gpu_healthcheck.sim.node import SimulatedNode
 
 FILE = "nvml-pause.json"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from healthcheck import __version__
+from gpu_healthcheck.healthcheck import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
