@@ -48,7 +48,7 @@ RUN python3 -m pip --python bin/python3 uninstall --yes --quiet \
  && find bin -type f -delete \
  && python3 -m compileall -qf --invalidation-mode unchecked-hash lib
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE ./
 COPY kubernetes/manifests/04-daemonset-agent.yaml kubernetes/manifests/
 COPY gpu_healthcheck gpu_healthcheck
 COPY healthcheck healthcheck
