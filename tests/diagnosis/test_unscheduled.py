@@ -557,11 +557,31 @@ def test_message_is_quoted_without_the_nodes(reasons: str) -> None:
         ("{sku: gpu}", [(CLOSED, JOB)]),
         ("{nvidia.com/gpu: present}", [(CLOSED, JOB)]),
         ("{node-role.kubernetes.io/control-plane: }", [("InsufficientResource", GPUS)]),
+        (f"{{{UNHEALTHY}: true}}", [("NodeKeptFromWork", JOB), ("InsufficientResource", GPUS)]),
     ],
 )
 def test_taint_of_gpu_nodes_explains_the_nodes_without_gpus(taint: str, cause: list[tuple[str, str]]) -> None:
     text = f"1 node(s) had untolerated taint {taint}, 2 Insufficient {GPU}"
     assert results(judged(waits(text, 8), missing=["Node"])) == cause
+
+
+@pytest.mark.parametrize(
+    ("taint", "cause", "words", "not_said"),
+    [
+        (f"{UNHEALTHY}: true", "NodeKeptFromWork", "`gpu-healthcheck status` lists the nodes", "toleration"),
+        ("node.kubernetes.io/not-ready: ", "NodeNotReady", "kubelet", "toleration"),
+        ("node.kubernetes.io/unschedulable: ", "NodeCordoned", "kubectl uncordon", "toleration"),
+        ("karpenter.sh/disrupted: ", CHANGING, "Wait until the platform", "toleration"),
+        ("node.cilium.io/agent-not-ready: true", "NodeStartupUnfinished", "the component that owns", "toleration"),
+        ("dedicated: vision", CLOSED, "Add the toleration", "gpu-healthcheck"),
+    ],
+)
+def test_text_alone_gives_the_step_of_the_taints_owner(taint: str, cause: str, words: str, not_said: str) -> None:
+    text = f"2 node(s) had untolerated taint {{{taint}}}"
+    (problem,) = judged(waits(text, 8), missing=["Node"]).problems
+
+    steps = " ".join(problem.found.remedy or (problem.found.cause.remedy,))
+    assert (problem.found.cause.name, words in steps, not_said in steps) == (cause, True, False)
 
 
 @pytest.mark.parametrize(

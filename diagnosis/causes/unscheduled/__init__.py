@@ -29,18 +29,18 @@ from gpu_healthcheck.diagnosis.causes.unscheduled import (
     volumes,
 )
 from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting, is_about_gpus, is_stuck, unschedulable
+from gpu_healthcheck.diagnosis.causes.verdicts import KEPT_FROM_WORK
 from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject, UnfitReason, parse
 from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia
 from gpu_healthcheck.diagnosis.facts.gpu_requests import is_accelerator
 from gpu_healthcheck.diagnosis.facts.placement import ZERO, NodeUse, has, node_uses, nodes_with, selects
-from gpu_healthcheck.diagnosis.model import Certainty, FoundCause, Search
+from gpu_healthcheck.diagnosis.model import Cause, Certainty, FoundCause, Search
 from gpu_healthcheck.diagnosis.snapshot import Snapshot
 from gpu_healthcheck.diagnosis.snapshot.grouping import grouped
 from gpu_healthcheck.diagnosis.snapshot.pods import Pod
 from gpu_healthcheck.healthcheck.text.moments import EARLIEST
 
 _BY_REASON = {
-    ReasonSubject.TAINT: refused.TAINTED,
     ReasonSubject.CORDON: refused.CORDONED,
     ReasonSubject.NOT_READY: refused.NOT_READY,
     ReasonSubject.SELECTOR: refused.UNMATCHED,
@@ -51,7 +51,7 @@ _BY_REASON = {
     ReasonSubject.SPREAD: volumes.OTHER_PODS,
     ReasonSubject.PORTS: volumes.PORTS,
 }
-"""Causes by the scheduler's reason, if no object shows more."""
+"""Causes by the scheduler's reason, if no object shows more; a taint has its owner's."""
 _RULES = tuple(reason for reason in _BY_REASON if _BY_REASON[reason] in volumes.CAUSES)
 """Reasons that only the scheduler can judge: nodes with room do not contradict them."""
 _BEFORE_NODES = (ReasonSubject.VOLUME_MISSING, ReasonSubject.VOLUME_UNBOUND)
@@ -278,7 +278,7 @@ def _beside_room(snapshot: Snapshot, waiting: Waiting, nodes: Sequence[NodeUse])
     free = [use.node for use in nodes if use.fits(asked)]
     elsewhere = list(volumes.find_elsewhere(snapshot, waiting, free))
     yield from elsewhere
-    for found in _by_reasons(waiting, _RULES):
+    for found in _by_reasons(waiting, waiting.reasons(*_RULES)):
         if found.cause is not volumes.ELSEWHERE or not elsewhere:
             yield found
     name = next(iter(waiting.devices), "")
@@ -305,9 +305,13 @@ def _quoted(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     Reasons about nodes with the GPUs rank before reasons about other nodes.
     """
     judged = waiting.is_judged and waiting.share is None
-    closed = any(_keeps_off_gpus(reason) for reason in waiting.reasons(ReasonSubject.TAINT))
+    taints = waiting.reasons(ReasonSubject.TAINT)
+    closed = any(map(_keeps_off_gpus, taints))
     found = list(resources.find_by_text(snapshot, waiting)) if judged and not closed else []
-    found = found or list(_by_reasons(waiting, (ReasonSubject.TAINT,) if closed else _BY_REASON))
+    if found:
+        found += _by_reasons(waiting, filter(refused.is_ours, taints))
+    else:
+        found += _by_reasons(waiting, taints if closed else waiting.reasons(ReasonSubject.TAINT, *_BY_REASON))
     yield from found
     if not found:
         yield schedulers.unexplained(snapshot, waiting, hami.above(snapshot, waiting.pods[0]))
@@ -315,21 +319,28 @@ def _quoted(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
 
 def _keeps_off_gpus(reason: UnfitReason) -> bool:
     """Whether the reason is a taint of GPU nodes: then the nodes with too few GPUs are those without any."""
-    return reason.about is ReasonSubject.TAINT and _OF_GPUS.search(reason.text) is not None
+    return reason.about is ReasonSubject.TAINT and not refused.is_ours(reason) and bool(_OF_GPUS.search(reason.text))
 
 
-def _by_reasons(waiting: Waiting, subjects: Iterable[ReasonSubject]) -> Iterator[FoundCause]:
-    for reason in waiting.reasons(*subjects):
-        cause = _BY_REASON[reason.about]
+def _by_reasons(waiting: Waiting, reasons: Iterable[UnfitReason]) -> Iterator[FoundCause]:
+    for reason in reasons:
+        cause, remedy = _cause_of(reason)
         selector = refused.requirements(waiting.spec) if cause is refused.UNMATCHED else ()
-        yield waiting.found(cause, waiting.quote(reason), *selector, certainty=Certainty.LIKELY)
+        yield waiting.found(cause, waiting.quote(reason), *selector, remedy=remedy, certainty=Certainty.LIKELY)
+
+
+def _cause_of(reason: UnfitReason) -> tuple[Cause, tuple[str, ...]]:
+    """Return the cause for a reason, and its steps; () for those of the cause."""
+    if reason.about is ReasonSubject.TAINT:
+        return refused.by_taint(reason)
+    return _BY_REASON.get(reason.about, resources.SHORT), ()
 
 
 def refusals_in(log: str) -> list[UnfitReason]:
     """Return the reasons in the last text of a scheduler that a copied log has, if the text is about GPUs."""
     line = next((line for line in reversed(log.splitlines()) if _REFUSAL.search(line)), "")
     fit = parse(line) if is_about_gpus(line) else None
-    reasons = fit.of(ReasonSubject.SHORT, *_BY_REASON) if fit is not None else ()
+    reasons = fit.of(ReasonSubject.SHORT, ReasonSubject.TAINT, *_BY_REASON) if fit is not None else ()
     reasons = tuple(filter(_keeps_off_gpus, reasons)) or reasons
     return [reason for reason in reasons if reason.about is not ReasonSubject.SHORT or is_accelerator(reason.what)]
 
@@ -338,9 +349,9 @@ def find_in_logs(snapshot: Snapshot) -> Iterator[FoundCause]:
     """Yield why a pod waits by the scheduler's text alone, if the pod is unknown."""
     for subject, log in snapshot.other_logs.items() if not snapshot.pods else ():
         for reason in refusals_in(log):
-            cause = _BY_REASON.get(reason.about, resources.SHORT)
+            cause, remedy = _cause_of(reason)
             evidence = f"the scheduler: {reason.nodes or 'some'} nodes: {reason.text}"
-            yield FoundCause(cause, subject, (evidence,), certainty=Certainty.LIKELY)
+            yield FoundCause(cause, subject, (evidence,), remedy, certainty=Certainty.LIKELY)
 
 
 SEARCHES = (
@@ -352,10 +363,10 @@ SEARCHES = (
         (
             *(*unknown_resources.CAUSES, *refused.CAUSES, *resources.CAUSES, *shared_gpus.CAUSES, *sharing.CAUSES),
             *(*autoscaling.CAUSES, *volumes.CAUSES, *device_claims.CAUSES, schedulers.ERROR),
-            *(schedulers.UNEXPLAINED, *quotas.CAUSES),
+            *(schedulers.UNEXPLAINED, KEPT_FROM_WORK, *quotas.CAUSES),
         ),
         ("Pod",),
         find_unschedulable,
     ),
-    Search((resources.SHORT, *_BY_REASON.values()), (), find_in_logs),
+    Search((resources.SHORT, KEPT_FROM_WORK, *refused.CAUSES, *_BY_REASON.values()), (), find_in_logs),
 )

@@ -16,10 +16,11 @@ from gpu_healthcheck.diagnosis.causes.verdicts import IN_MAINTENANCE, KEPT_FROM_
 from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, pods_on
 from gpu_healthcheck.diagnosis.facts.components import Role, components
 from gpu_healthcheck.diagnosis.facts.cordons import cordon_marks, uncordon_steps
+from gpu_healthcheck.diagnosis.facts.fit_error import UnfitReason
 from gpu_healthcheck.diagnosis.facts.gpu_nodes import SETTLES, changes, devices_in, has_nvidia
 from gpu_healthcheck.diagnosis.facts.placement import UNSCHEDULABLE, expression_takes, selects, tolerates, untolerated
 from gpu_healthcheck.diagnosis.facts.quantity import counted
-from gpu_healthcheck.diagnosis.model import CauseSeverity, Family, FoundCause, Link, Origin, origins
+from gpu_healthcheck.diagnosis.model import Cause, CauseSeverity, Family, FoundCause, Link, Origin, origins
 from gpu_healthcheck.diagnosis.snapshot import Snapshot
 from gpu_healthcheck.diagnosis.snapshot.nodes import Node, Taint
 from gpu_healthcheck.diagnosis.snapshot.pods import PodSpec, Toleration
@@ -133,6 +134,32 @@ def owner_of(key: str) -> TaintOwner:
     if key.startswith(_STARTING) or key.endswith(_STARTING_SUFFIXES):
         return TaintOwner.STARTING
     return TaintOwner.DEDICATED
+
+
+_BY_OWNER = {
+    TaintOwner.OURS: KEPT_FROM_WORK,
+    TaintOwner.CORDON: CORDONED,
+    TaintOwner.NOT_READY: NOT_READY,
+    TaintOwner.LEAVING: LEAVING,
+    TaintOwner.STARTING: STARTING,
+    TaintOwner.DEDICATED: TAINTED,
+}
+
+
+def by_taint(reason: UnfitReason) -> tuple[Cause, tuple[str, ...]]:
+    """Return the cause for the taint that a scheduler's text names, and its steps; () for those of the cause."""
+    status = f"{command('gpu-healthcheck', 'status')} lists the nodes with their findings, and what ends each"
+    return _BY_OWNER[_owner_in(reason)], (status, KEPT_FROM_WORK.remedy) if is_ours(reason) else ()
+
+
+def is_ours(reason: UnfitReason) -> bool:
+    """Whether the taint that a scheduler's text names is gpu-healthcheck's."""
+    return _owner_in(reason) is TaintOwner.OURS
+
+
+def _owner_in(reason: UnfitReason) -> TaintOwner:
+    """Read the key in a text such as `{node.kubernetes.io/not-ready: }`."""
+    return owner_of(reason.what.strip("{} ").partition(":")[0])
 
 
 def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
