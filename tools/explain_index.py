@@ -35,7 +35,8 @@ _NONE_FITS = r"nodes are (?:un)?available: .{0,2000}"
 _OF_EVENTS = (
     ("kube-scheduler", rf"{_NONE_FITS}Insufficient nvidia\.com/", "GpusAllInUse"),
     ("kube-scheduler", rf"{_NONE_FITS}Insufficient nvidia\.com/", "MoreGpusThanAnyNodeHas"),
-    ("kube-scheduler", rf"{_NONE_FITS}had (?:untolerated )?taint", "TaintNotTolerated"),
+    ("kube-scheduler", rf"{_NONE_FITS}had (?:untolerated )?taint \{{gpu-healthcheck\.", "NodeKeptFromWork"),
+    ("kube-scheduler", rf"{_NONE_FITS}had (?:untolerated )?taint(?! \{{gpu-healthcheck\.)", "TaintNotTolerated"),
     ("kube-scheduler", rf"{_NONE_FITS}were unschedulable", "NodeCordoned"),
     ("kube-scheduler", rf"{_NONE_FITS}(?:node affinity/selector|match node selector)", "NodeSelectorMatchesNoNode"),
     ("kube-scheduler", rf"{_NONE_FITS}cannot allocate all claims", "ClaimNotSatisfied"),

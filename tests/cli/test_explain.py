@@ -424,6 +424,10 @@ TEXTS = [
     ("cudaGetDeviceCount() failed with error code 100", "CUDA"),
     ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: none", "GpusAllInUse MoreGpusThanAnyNodeHas"),
     ("0/2 nodes are available: 2 node(s) had untolerated taint {nvidia.com/gpu: present}.", "TaintNotTolerated"),
+    (
+        "0/2 nodes are available: 2 node(s) had untolerated taint {gpu-healthcheck.aws-samples.io/unhealthy: true}.",
+        "NodeKeptFromWork",
+    ),
     ("Container main failed liveness probe, will be restarted", "LivenessProbeKills"),
     ("Failed to prepare dynamic resources: NodePrepareResources failed for claim a/b", "ClaimNotPrepared"),
     ("[ 12.3] NVRM: Xid (PCI:0000:0f:00): 79, pid=1, name=python, GPU has fallen off the bus.", "Xid79"),
