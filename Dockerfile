@@ -2,8 +2,8 @@
 # which DCGM's plugins write files), /var/lib/gpu-healthcheck (the agent's state) and, if DCGM's own logs are enabled,
 # /var/log/nvidia-dcgm. The kernel log needs root (docs/decisions/0007-agent-container-is-privileged.md).
 #
-#   docker build -t REGISTRY/gpu-healthcheck:0.3.0 .                      DCGM, the tools of EFA and RDMA: agent and Jobs
-#   docker build -t REGISTRY/gpu-healthcheck:0.3.0-slim --target slim .   agent only, deep diagnostics in Jobs (overlay slim-agent)
+#   docker build -t REGISTRY/gpu-healthcheck:0.4.0 .                      DCGM, the tools of EFA and RDMA: agent and Jobs
+#   docker build -t REGISTRY/gpu-healthcheck:0.4.0-slim --target slim .   agent only, deep diagnostics in Jobs (overlay slim-agent)
 #
 # --build-arg EFA_FROM=distribution   libfabric from the base's distribution instead of AWS (buildah 1.28 also needs the
 #                                     default as an argument: EFA_FROM=aws)
@@ -17,7 +17,7 @@
 ARG PYTHON_IMAGE=docker.io/library/python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 ARG DCGM_IMAGE=nvcr.io/nvidia/cloud-native/dcgm:4.6.1-1-ubuntu24.04@sha256:48464e50aa76671f5b204264cb4999739591112bf74330a727523f5655c6d7f2
 ARG EFA_FROM=aws
-ARG VERSION=0.3.0
+ARG VERSION=0.4.0
 ARG REVISION=""
 ARG SOURCE=""
 

@@ -106,7 +106,7 @@ lock: setup ## Resolve the dependencies again and lock them with hashes
 version: setup ## Replace the version in the sources: VERSION=1.2.3
 	@echo "$(VERSION)" | grep -qE '^[0-9]+(\.[0-9]+){2}(-(alpha|beta|rc)\.[0-9]+)?$$' || { echo "version: VERSION=1.2.3 is missing" >&2; exit 2; }
 	before=$$($(BIN)/python -c 'from gpu_healthcheck.healthcheck import __version__; print(__version__.replace(".", "[.]"))'); \
-	  git ls-files healthcheck/__init__.py Dockerfile ':(glob)*.md' ':(glob)docs/*.md' 'kubernetes/*.yaml' | xargs \
+	  git ls-files healthcheck/__init__.py Dockerfile ':(glob)*.md' ':(glob)docs/*.md' .github/SECURITY.md 'kubernetes/*.yaml' | xargs \
 	  sed -i -E "s/(gpu-healthcheck:|newTag: |VERSION=|__version__ = \"|git checkout v)$$before([^0-9.]|$$)/\1$(VERSION)\2/g"
 
 release-dry-run: setup ## Write the files of a release of HEAD to dist/dry-run: chart, manifests, packages, checksums
