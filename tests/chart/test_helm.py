@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.overlays import OVERLAYS, folder_of
 from tools.chart import CHART
 from tools.chart.keys import ADDED, LABELLED
 from tools.chart.templates import HELMS_OWN, IMAGE
+from tools.release.files import package_chart
 from tools.rules import plain_rules as overlay_rules
 
 ROOT = Path(__file__).parents[2]
@@ -250,3 +252,16 @@ def test_chart_passes_helm_lint(helm: Helm) -> None:
     done = helm("lint", "--strict", str(CHART))
 
     assert done.returncode == 0, done.stdout
+
+
+def test_packed_charts_of_equal_files_are_identical_and_installable(helm: Helm, tmp_path: Path) -> None:
+    digest = f"sha256:{'a1' * 32}"
+    for name in ("one", "other"):
+        package_chart(ROOT, tmp_path / name, "registry.example.com/ours", digest, digest, 1_700_000_000)
+    one, other = (next((tmp_path / name).glob("*.tgz")) for name in ("one", "other"))
+
+    assert one.read_bytes() == other.read_bytes()
+    with tarfile.open(one) as archive:
+        assert {member.mtime for member in archive} == {1_700_000_000}
+    made = helm("template", "gpu-healthcheck", str(one))
+    assert (made.returncode, f"image: registry.example.com/ours@{digest}" in made.stdout.replace('"', "")) == (0, True)

@@ -24,7 +24,7 @@ _BY_DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}\Z")
 
 def write_all(made_from: Origin, tree: Path, repository: str, full: str, slim: str, out: Path) -> None:
     """Write all files of a release from the tree. `full` and `slim`: digests of the images."""
-    package_chart(tree, out, repository, full, slim)
+    package_chart(tree, out, repository, full, slim, made_from.epoch)
     packages.build(tree, out, made_from.epoch)
     packages.for_krew(tree, out, made_from)
     (out / "install.yaml").write_text(install_file(tree, f"{repository}@{full}"))
@@ -32,13 +32,15 @@ def write_all(made_from: Origin, tree: Path, repository: str, full: str, slim: s
     write_checksums(out)
 
 
-def package_chart(tree: Path, out: Path, repository: str, full: str, slim: str) -> None:
+def package_chart(tree: Path, out: Path, repository: str, full: str, slim: str, epoch: int) -> None:
     """Package the chart; its values name the images by digest, so that an installation needs no `--set`."""
     with tempfile.TemporaryDirectory() as folder:
         chart = shutil.copytree(tree / _CHART, Path(folder) / _CHART.name)
         values = chart / "values.yaml"
         values.write_text(values_by_digest(values.read_text(), repository, full, slim))
         run([str(helm.program()), "package", str(chart), f"--destination={out}"])
+    (packed,) = out.glob("*.tgz")
+    packages.even_out(packed, epoch)
 
 
 def values_by_digest(values: str, repository: str, full: str, slim: str) -> str:

@@ -34,10 +34,10 @@ def for_krew(tree: Path, out: Path, made_from: Origin) -> None:
     run([sys.executable, "-m", "tools.krew", *words], time, folder=tree)
 
 
-def even_out(sdist: Path, epoch: int) -> None:
-    """Rewrite the source archive, in which setuptools stores the current time, the user's name and umask modes."""
-    fresh = sdist.with_suffix(".fresh")
-    with tarfile.open(sdist) as old, reproducible_archive(fresh, epoch) as new:
+def even_out(archive: Path, epoch: int) -> None:
+    """Rewrite an archive in which setuptools or Helm stores the current time, the user's name and umask modes."""
+    fresh = archive.with_suffix(".fresh")
+    with tarfile.open(archive) as old, reproducible_archive(fresh, epoch) as new:
         for member in sorted(old.getmembers(), key=lambda tar_info: tar_info.name):
             if member.name.split("/")[1:2] == ["tests"]:
                 continue  # setuptools adds tests/test_*.py without the modules that they import
@@ -45,7 +45,7 @@ def even_out(sdist: Path, epoch: int) -> None:
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             member.pax_headers = {}
             new.addfile(member, old.extractfile(member))
-    fresh.rename(sdist)
+    fresh.rename(archive)
 
 
 @contextmanager
