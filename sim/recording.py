@@ -24,7 +24,7 @@ from gpu_healthcheck.sim.node import SimulatedNode
 from tools import cast
 
 ROOT = Path(__file__).resolve().parents[1]
-DEMO = "make demo"
+DEMO = "gpu-healthcheck demo"
 ON_THE_CLUSTER = (
     "gpu-healthcheck status",
     "gpu-healthcheck diagnose",
@@ -90,7 +90,7 @@ def main() -> int:
     recorder = cast.Recorder()
     with tempfile.TemporaryDirectory(prefix="gpu-healthcheck-recording-") as name:
         folder = Path(name)
-        if recorder.run(DEMO, ROOT, environment_in(folder)):
+        if recorder.run(DEMO, folder, environment_in(folder)):
             raise RuntimeError(f"{DEMO} failed")
         record_the_cluster(recorder, folder)
     recorded = recorder.cast()

@@ -38,6 +38,18 @@ WELL = ("pass", "warn")
 def swept(agent: Stage) -> Iterator[Stage]:
     """A node that advertises 8 GPUs, and Jobs with pods that find its driver and its dcgmi."""
     off = agent.boot_again()  # the story leaves a fault behind, and a sweep passes such a node over
+    let_sweeps_find_the_hardware(agent)
+    advertise(agent, "8")
+    agent.wait(lambda node: node.status in WELL and node.record["boot_id"] == agent.host.boot_id)
+    agent.wait_for_heartbeat(since=off)  # a sweep skips a node with a silent agent
+    yield agent
+    advertise(agent, None)
+    agent.kubectl("delete", "jobs", "--all")
+    agent.kubectl("delete", TEMPLATE)
+    agent.install()
+
+
+def let_sweeps_find_the_hardware(agent: Stage) -> None:
     # The policy of the sweeper's Jobs allows no hostPath, which the simulated hardware is. The installation at the end
     # brings it back.
     agent.kubectl("delete", "validatingadmissionpolicybinding/gpu-healthcheck-sweeper-jobs")
@@ -53,14 +65,6 @@ def swept(agent: Stage) -> Iterator[Stage]:
     # As the component only-gpu-nodes: this cluster has no other node.
     anywhere = [{"op": "remove", "path": "/spec/jobTemplate/spec/template/spec/affinity"}]
     agent.kubectl("patch", SWEEPER, "--type=json", f"--patch={json.dumps(anywhere)}")
-    advertise(agent, "8")
-    agent.wait(lambda node: node.status in WELL and node.record["boot_id"] == agent.host.boot_id)
-    agent.wait_for_heartbeat(since=off)  # a sweep skips a node with a silent agent
-    yield agent
-    advertise(agent, None)
-    agent.kubectl("delete", "jobs", "--all")
-    agent.kubectl("delete", TEMPLATE)
-    agent.install()
 
 
 def sweep(stage: Stage, name: str) -> str:
