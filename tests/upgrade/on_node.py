@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -34,16 +35,13 @@ SET = {"severity-overrides": "MemlockLow = PASS", "CHECK_INTERVAL": "10"}
 
 def tell(before: Version) -> None:
     """Raises AssertionError where something is lost on the way."""
-    built = subprocess.run(
-        [str(before.python), "-c", ARCHIVE], cwd=before.root, stdout=subprocess.PIPE, text=True, check=True
-    )
     with (
         tempfile.TemporaryDirectory(prefix="gpu-healthcheck-upgrade-") as folder,
         SimulatedNode.create(Path(folder) / "gpu-node-1") as host,
         RealNode(host.root) as node,
     ):
         node.load(images.ours())
-        node.load(Path(built.stdout.split()[-1]))
+        node.load(image_of(before))  # its build removes the archive of ours
         older = older_manifests(before, node.folder / "older-manifests")
         stage = Stage(host, node)
         node.kubectl("apply", "-f", str(older))
@@ -54,6 +52,13 @@ def tell(before: Version) -> None:
             roll(stage, node.manifests)
         with nothing_changes(stage, Path(folder) / "back", f"back to {before.name}"):
             roll(stage, str(older))
+
+
+def image_of(version: Version) -> Path:
+    """Build the image of a version, and return its archive."""
+    command = [str(version.python), "-c", ARCHIVE]
+    built = subprocess.run(command, cwd=version.root, stdout=subprocess.PIPE, text=True, check=True)
+    return Path(built.stdout.split()[-1])
 
 
 def older_manifests(version: Version, folder: Path) -> Path:
@@ -73,8 +78,8 @@ def stand_faults(stage: Stage, version: Version) -> None:
     stage.wait(lambda node: node.status in WELL)
     stage.host.xid(5, 48, "An uncorrectable double bit error (DBE) has been detected on GPU.")
     stage.wait_for_taint()
-    words = ("cli", "release", stage.node.name, "--reason", "board swapped")
-    stage.node.run("env", f"--chdir={version.root}", *version.command(*words))
+    # By this tree's command: another checkout does not exist on the node.
+    stage.node.run(sys.executable, "-m", "cli", "release", stage.node.name, "--reason", "board swapped")
     stage.wait(lambda node: node.status in WELL and not node.tainted)
 
     let_sweeps_find_the_hardware(stage)
