@@ -68,6 +68,10 @@ _SECOND = len("2026-11-21T01:02:03")
 _ROW = ("reason", "subject", "severity", "nature", "first_seen", "count", "check", "about")
 
 
+_UNKNOWN_TO_0_3_0 = ("gpus", "rdma")
+"""Parts of the memory's `first` that 0.3.0 neither writes nor keeps."""
+
+
 def remembered(file: bytes) -> Mapping[str, Any]:
     """Return the facts of a memory file that must outlive a version."""
     content = json.loads(file.partition(b"\n")[2])
@@ -76,6 +80,8 @@ def remembered(file: bytes) -> Mapping[str, Any]:
     fields["findings"] = [_row(entry, "boot_id", "escalates") for entry in content["findings"]]
     fields["acknowledged"] = [entry | {"last_seen": entry["last_seen"][:_SECOND]} for entry in content["acknowledged"]]
     fields["released"] = content["released"] and content["released"]["by"]
+    first = content.get("first") or {}
+    fields["first"] = {key: value for key, value in first.items() if key not in _UNKNOWN_TO_0_3_0}
     return fields | {"ended": _ends(content["ended"])}
 
 
