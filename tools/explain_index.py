@@ -12,6 +12,7 @@ from gpu_healthcheck.cli.index import REASON, SETTING, Declared, IndexEntry, Kno
 from gpu_healthcheck.diagnosis.causes import CAUSES as DIAGNOSES
 from gpu_healthcheck.diagnosis.causes.components import HINTS
 from gpu_healthcheck.diagnosis.causes.pod_startup_table import START_FIXES
+from gpu_healthcheck.diagnosis.causes.unscheduled import refused
 from gpu_healthcheck.healthcheck import checks
 from gpu_healthcheck.healthcheck.captures import capture_files as captures
 from gpu_healthcheck.healthcheck.catalog.policy import RELOAD, STEPS
@@ -35,8 +36,10 @@ _NONE_FITS = r"nodes are (?:un)?available: .{0,2000}"
 _OF_EVENTS = (
     ("kube-scheduler", rf"{_NONE_FITS}Insufficient nvidia\.com/", "GpusAllInUse"),
     ("kube-scheduler", rf"{_NONE_FITS}Insufficient nvidia\.com/", "MoreGpusThanAnyNodeHas"),
-    ("kube-scheduler", rf"{_NONE_FITS}had (?:untolerated )?taint \{{gpu-healthcheck\.", "NodeKeptFromWork"),
-    ("kube-scheduler", rf"{_NONE_FITS}had (?:untolerated )?taint(?! \{{gpu-healthcheck\.)", "TaintNotTolerated"),
+    *(
+        ("kube-scheduler", rf"{_NONE_FITS}had (?:untolerated )?taint{pattern}", cause.name)
+        for pattern, cause in refused.taint_texts()
+    ),
     ("kube-scheduler", rf"{_NONE_FITS}were unschedulable", "NodeCordoned"),
     ("kube-scheduler", rf"{_NONE_FITS}(?:node affinity/selector|match node selector)", "NodeSelectorMatchesNoNode"),
     ("kube-scheduler", rf"{_NONE_FITS}cannot allocate all claims", "ClaimNotSatisfied"),
@@ -46,6 +49,13 @@ _OF_EVENTS = (
     ("kubelet", r"MountVolume\.|AttachVolume\.", "VolumeNotMounted"),
 )
 """Messages of events from which a search concludes on a cause with other facts, each with the likeliest causes."""
+_OF_IMAGES = "pull|image|registry|manifest|repository"
+_CONTEXTS = {
+    **dict.fromkeys(("ImagePullUnauthorized", "ImageNotFound", "ImageDiskFull"), _OF_IMAGES),
+    "PodNetworkFails": r"sandbox|\bcni\b|\bIPAM\b|network ?plugin|NetworkNotReady|plugin type=",
+    "DeviceUnknownToPlugin": "allocat",
+}
+"""Words that a message must also have: `diagnose` searches the texts of these causes in one kind of message alone."""
 _REPEATED = {
     repeated: f"{REPEATS_FROM} processes met {xid} within a day on this GPU, and on no other: suspect the GPU, and "
     "quarantine the node once it is free."
@@ -164,7 +174,9 @@ def known_texts() -> Iterator[KnownText]:
     for cause in DIAGNOSES:
         for text in cause.texts:
             if not text.search(""):
-                yield KnownText(text.pattern, text.writer, cause.name)
+                context = _CONTEXTS.get(cause.name)
+                pattern = rf"\A(?=[\s\S]*(?:{context}))[\s\S]*(?:{text.pattern})" if context else text.pattern
+                yield KnownText(pattern, text.writer, cause.name)
     for writer, pattern, name in _OF_EVENTS:
         yield KnownText(pattern, writer, name)
     for declared in all_reasons():

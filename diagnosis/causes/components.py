@@ -224,6 +224,16 @@ _NO_LIBRARY = (
 )
 HINTS = (
     Hint(
+        "waiting for NVIDIA vGPU Manager to be setup",
+        "The node's sandbox validator reports when the vGPU manager is ready: read the log of its pod. If there is no "
+        "such pod, let the operator create it, by the label nvidia.com/gpu.deploy.sandbox-validator=true of the node.",
+    ),
+    Hint(
+        "unable to read MDEV devices directory",
+        "The vGPU manager's kernel module does not run on the node: read the log of the nvidia-vgpu-manager-daemonset "
+        "pod there, and fix its error first.",
+    ),
+    Hint(
         r"CDI container edits did not apply|/imexd/imexd\.cfg\.tmpl: no such file",
         "CDI is off in the container runtime: set `enable_cdi = true` in containerd's configuration, and restart it.",
     ),

@@ -70,6 +70,7 @@ _OPERANDS = {
     Role.DRA_DRIVER: r"NVIDIA_DRIVER_ROOT \(currently|error creating driver: failed to",
     Role.EXPORTER: r"Starting dcgm-exporter",
     Role.MIG_MANAGER: r"nvidia-mig-parted|Updating to MIG config",
+    Role.SANDBOX: r"Updating to vGPU config",
 }
 """Lines that only the log of one component has."""
 _WORKS, _END = re.compile(r"waiting for signal|successfully (?:updated|completed)", re.IGNORECASE), 300

@@ -63,7 +63,7 @@ DRIVER_HANGS = _started_on_node(
     "DriverDoesNotAnswer",
     "The driver does not respond in time: a GPU hangs, or its initialization takes very long.",
     "Check the kernel log for an Xid; enable persistence mode; a hanging GPU needs a reset or a reboot.",
-    starting(r"driver (?:rpc )?error: (?:timed out|failed to process)", _CLI),
+    starting(r"driver (?:rpc )?error: timed out", _CLI),
     *reported("DriverDoesNotAnswer"),
     follows=_FAULTY,
 )
@@ -409,6 +409,12 @@ START_FIXES = (
         "Bottlerocket with the operating system or its extension. Until then let it inject by CDI: " + _BY_CDI,
     ),
     Hint(
+        r"driver (?:rpc )?error: failed to process",
+        "The toolkit's process that asks the driver has ended. Turn on persistence mode on the node: start "
+        "nvidia-persistenced, or `nvidia-smi -pm 1`. If that is not enough, the log of `nvidia-container-cli -k -d "
+        "/dev/stderr info` names the library that fails.",
+    ),
+    Hint(
         r"cuda error: unknown error",
         "The module nvidia_uvm does not work on the node: `nvidia-modprobe -u -c=0`; if that is not enough, reboot it.",
     ),
@@ -471,7 +477,7 @@ HARDWARE = _running_on_node(
     "node. If the error recurs, replace the GPU.",
     starting(r"nvml error: gpu is lost", _CLI),
     failing(
-        r"uncorrectable ECC error(?!s?\W{1,4}0\b)|double[- ]bit ECC|GPU is lost|fallen off the bus"
+        r"(?<!\b0 )(?<!\bno )uncorrectable ECC error(?!s?\W{1,4}0\b)|double[- ]bit ECC|GPU is lost|fallen off the bus"
         r"|GPU requires re(?:set|start|boot)|NVLink error (?:was )?detected|uncontained memory error"
         r"|Unable to determine the device handle for (?:GPU|gpu)",
         f"{_CUDA}, nvidia-smi",

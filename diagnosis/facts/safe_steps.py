@@ -17,6 +17,8 @@ from gpu_healthcheck.diagnosis.snapshot.pods import Pod, condition_in
 
 _MOST_NAMES, _MOST_OBJECTS = 20, 4
 BARE = "which no controller creates again"
+_MAYBE_BARE = "or only delete what a controller creates again"
+"""The same of a pod of which a text shows no object of the API, and perhaps not its owner."""
 _FAILED = ("Failed", "FailureTarget")
 """Conditions of a Job, JobSet or Kubeflow job that creates no more pods."""
 _UNBOUND = {"spec": {"nodeName": None}}
@@ -91,7 +93,8 @@ def recreate(snapshot: Snapshot, pods: Sequence[Pod], *, changed: bool = False) 
         if owned:
             yield _delete(snapshot, namespace, node, owned)
         if bare:
-            yield from save_and_recreate(namespace, "pod", bare, BARE, _UNBOUND, changed)
+            why = BARE if all(pod.meta.uid for pod in some) else _MAYBE_BARE
+            yield from save_and_recreate(namespace, "pod", bare, why, _UNBOUND, changed)
     for job in list({each.subject: each for each in failed.values()}.values())[:_MOST_OBJECTS]:
         kind, why = job.kind.lower(), "which has failed, and creates no more pods"
         yield from save_and_recreate(job.namespace, kind, [job.name], why, _JOB if kind == "job" else None, changed)

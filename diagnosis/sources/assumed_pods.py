@@ -23,11 +23,11 @@ _CONTAINER = re.compile(r"container[ =]\"?([a-z0-9][a-z0-9-]{0,62})\"? (?:in )?p
 _PROBE_KILLS = re.compile(r"[Cc]ontainer (?:([a-z0-9][a-z0-9-]{0,62}) )?failed (?:liveness|startup) probe")
 _RESOURCE = re.compile(r"\b([a-z0-9.-]{1,100}/(?:gpu|mig-[\w.]{1,30}|vgpu|gpumem|efa|shared-gpu)[\w.-]{0,40})")
 _ABOUT_GPUS = re.compile(
-    r"nvidia|UnexpectedAdmissionError|\bgpu|cuda|\bmig-|\bcdi\b|\bNVML\b|Allocate failed|device plugin|healthy devices"
-    r"|vllm|sglang|\btgi\b|triton|ollama|llama|text-generation|tensorrt|torch|\bllm\b",
+    r"nvidia|UnexpectedAdmissionError|\bv?gpu|cuda|\bmig-|\bcdi\b|\bNVML\b|Allocate failed|device plugin"
+    r"|healthy devices|vllm|sglang|\btgi\b|triton|ollama|llama|text-generation|tensorrt|torch|\bllm\b",
     re.IGNORECASE,
 )
-_REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\S+|TopologyAffinityError|NodeAffinity|AdmissionFailed")
+_REJECTED = re.compile(r"UnexpectedAdmissionError|OutOf\S+|TopologyAffinityError|NodeAffinity|AdmissionFailed|Evicted")
 _WAITING = re.compile(
     r"\w{2,40}(?:BackOff|Error|ErrImagePull|ErrImageNeverPull)|Error|ErrImagePull|ContainerCreating|PodInitializing"
 )
@@ -40,11 +40,15 @@ _BY_KUBELET = frozenset(
         *("FailedPrepareDynamicResources", "Unhealthy", "Killing", "UnexpectedAdmissionError", "NetworkNotReady"),
     )
 )
+_OF_RESTARTS = ("BackOff", "Unhealthy", "Killing")
 UNKNOWN_POD, UNKNOWN_NODE, UNKNOWN_CONTAINER = "POD", "NODE", "CONTAINER"
 """Placeholders for the names that a text does not show."""
 Fields = dict[str, Any]
 _NOT_LISTED = PodRow("", "", False, "", None)
-_GPU, FAILED_SCHEDULING = "nvidia.com/gpu", "FailedScheduling"
+_KARPENTER = "karpenter"
+"""Writer of events FailedScheduling that is no scheduler: it binds no pod."""
+_GPU, _FAILED_SCHEDULING = "nvidia.com/gpu", "FailedScheduling"
+_REFUSALS = (_FAILED_SCHEDULING, "FilteringFailed")
 _OF_HAMI = ("hami.io/", "nvidia.com/gpumem", "nvidia.com/gpucores")
 WAITED = timedelta(minutes=30)
 """Assumed further age of a pod: a person copies what lasts."""
@@ -82,7 +86,8 @@ def name_of(words: Sequence[str]) -> Named:
 
 def scheduler_of(events: Iterable[EventRow], keys: Iterable[str] = ()) -> str:
     """Return the scheduler that wrote an event, else the one whose annotations or resources the pod has."""
-    by = [row.by for row in events if row.reason in (FAILED_SCHEDULING, "Scheduled") and row.by not in ("", "kubelet")]
+    by = [row.by for row in events if row.reason in (*_REFUSALS, "Scheduled")]
+    by = [name for name in by if name not in ("", "kubelet", _KARPENTER)]
     is_of_hami = any(key.startswith(_OF_HAMI) for key in keys)
     return by[-1] if by else "hami-scheduler" if is_of_hami else "default-scheduler"
 
@@ -90,6 +95,13 @@ def scheduler_of(events: Iterable[EventRow], keys: Iterable[str] = ()) -> str:
 def unscheduled(message: str) -> dict[str, str]:
     """Return the condition of a pod that a scheduler refused."""
     return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+
+
+def last_refusal(events: Iterable[EventRow]) -> str:
+    """Return the last text of a scheduler that refused the pod, else of Karpenter or HAMi's filter; '' without one."""
+    tries = [row for row in events if row.reason in _REFUSALS]
+    tries.sort(key=lambda row: row.reason == _FAILED_SCHEDULING and row.by != _KARPENTER)
+    return tries[-1].message if tries else ""
 
 
 def kind_of(row: EventRow) -> str:
@@ -146,11 +158,13 @@ def _status(events: Sequence[EventRow], listed: PodRow, spec: Fields) -> Fields:
         return {"phase": "Failed", "reason": rejected.reason, "message": rejected.message}
     if _REJECTED.fullmatch(listed.status):
         return {"phase": "Failed", "reason": listed.status}
-    tries = [row.message for row in events if row.reason == FAILED_SCHEDULING]
-    if not spec["nodeName"] and (tries or listed.status):
-        return {"phase": "Pending", "conditions": [unscheduled(tries[-1] if tries else "")]}
+    refusal = last_refusal(events)
+    if not spec["nodeName"] and (refusal or listed.status):
+        return {"phase": "Pending", "conditions": [unscheduled(refusal)]}
     if listed.status in _PHASES:
         return {"phase": _PHASES[listed.status]}
+    if not listed.status and _has_started(events):
+        return {"phase": "Running"}
     of_init, _, reason = listed.status.rpartition(":")
     waiting = _waiting(events) or ({"reason": reason} if _WAITING.fullmatch(reason) else {})
     if not waiting and not listed.ready and any(_PROBE_KILLS.search(row.message) for row in events):
@@ -160,6 +174,14 @@ def _status(events: Sequence[EventRow], listed: PodRow, spec: Fields) -> Fields:
     states = [{"name": name, "ready": listed.ready, "state": state} for name in names[:1] if state]
     phase = "Running" if listed.status in ("Running", "CrashLoopBackOff", "Error") else "Pending"
     return {"phase": phase, "initContainerStatuses" if of_init == "Init" else "containerStatuses": states}
+
+
+def _has_started(events: Sequence[EventRow]) -> bool:
+    """Whether a container has started after all failures, and without a restart."""
+    started = min((row.last for row in events if row.reason == "Started" and row.last is not None), default=None)
+    failures = [row for row in events if row.warning or row.reason in _OF_RESTARTS]
+    ended = started is not None and all(row.last is not None and row.last > started for row in failures)
+    return ended and not any(row.reason in _OF_RESTARTS for row in failures)
 
 
 def _waiting(events: Sequence[EventRow]) -> dict[str, str]:

@@ -18,11 +18,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpu_healthcheck.diagnosis.sources.assumed_pods import (
-    FAILED_SCHEDULING,
     WAITED,
     Named,
     assumed_pod,
     kind_of,
+    last_refusal,
     name_of,
     scheduler_of,
     unscheduled,
@@ -73,6 +73,7 @@ _QUOTES = re.compile(r'\\{1,20}"')
 
 
 _COUNTED = {"Pod": "pods", "Node": "nodes", "Event": "events"}
+_STATES = {"containerStatuses", "initContainerStatuses"}
 _SOME_POD = Named("", "Pod")
 """Object of events below no command that names it."""
 
@@ -215,10 +216,10 @@ class _Thread:
         for described in self._described:
             self._add_described(described, now)
         self._add_named(now)
-        content.logs = [
-            _log_of(block) for block in self._free if block.kind == "log" and block.named.name in self._pods
-        ]
-        free = [block for block in self._free if block.named.name not in self._pods]
+        # The log of a pod without container states is judged by itself.
+        judged = {name for name, pod in self._pods.items() if _STATES & set(pod["status"])}
+        content.logs = [_log_of(block) for block in self._free if block.kind == "log" and block.named.name in judged]
+        free = [block for block in self._free if block.named.name not in judged]
         if any(block.fenced for block in free):
             free = [block for block in free if block.fenced or not content.objects]
         lines = (line for block in free for line in block.lines)
@@ -406,9 +407,8 @@ def _complete(pod: dict[str, Any], events: Sequence[EventRow], now: datetime) ->
     spec["schedulerName"] = scheduler_of(events, (*metadata["annotations"], *_resources(spec)))
     if not spec["nodeName"]:
         # Without an event, neither the scheduler nor a scheduling gate is known, and no scheduler can be missed.
-        tries = [row.message for row in events if row.reason == FAILED_SCHEDULING]
         others = (one for one in status["conditions"] if one["type"] != "PodScheduled")
-        status["conditions"] = [*others, unscheduled(tries[-1] if tries else "")]
+        status["conditions"] = [*others, unscheduled(last_refusal(events))]
 
 
 def _resources(spec: Mapping[str, Any]) -> Iterator[str]:

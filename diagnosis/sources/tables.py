@@ -11,7 +11,7 @@ from msgspec import Struct
 _AGE = r"(?:<unknown>|<invalid>|(?:\d{1,6}[ydhms]){1,4})"
 _SEEN = rf"(?P<last>{_AGE})(?:[ ]\(x(?P<count>\d{{1,9}})[ ]over[ ](?P<first>{_AGE})\))?"
 _TYPE = r"(?P<type>Normal|Warning)\s+(?P<reason>[A-Z][\w.]{1,100})"
-_BY = r"[a-z][\w./-]{1,100}(?:,[ ]\S{1,253})?"
+_BY = r"\d?[a-z][\w./-]{1,100}(?:,[ ]\S{1,253})?"
 _NAME = r"[a-z0-9][a-z0-9.-]{0,252}"
 _OF_DESCRIBE = re.compile(rf"\s*{_TYPE}\s+{_SEEN}\s+(?:(?P<by>{_BY})\s+)?(?P<message>\S.*)")
 _OF_GET = re.compile(

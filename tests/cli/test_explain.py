@@ -398,6 +398,7 @@ def test_explain_of_a_number_of_both_shows_both_and_how_to_ask_for_one() -> None
     assert "also" not in yaml.safe_load(explained("79", "-o", "yaml"))
 
 
+_TAINT = "0/2 nodes are available: 1 node(s) had untolerated taint"
 TEXTS = [
     ("GPU is lost", "GpuLostAtAllocation GpuHardwareFault"),
     ("nvml error: GPU is lost", "GpuHardwareFault"),
@@ -428,6 +429,15 @@ TEXTS = [
         "0/2 nodes are available: 2 node(s) had untolerated taint {gpu-healthcheck.aws-samples.io/unhealthy: true}.",
         "NodeKeptFromWork",
     ),
+    (f"{_TAINT} {{node.kubernetes.io/not-ready: }}.", "NodeNotReady"),
+    (f"{_TAINT} {{ToBeDeletedByClusterAutoscaler: 1}}.", "NodeUnderMaintenance"),
+    (f"{_TAINT} {{AggregatedNodeHealth: False}}.", "NodeUnderMaintenance"),
+    (f"{_TAINT} {{ebs.csi.aws.com/agent-not-ready: }}.", "NodeStartupUnfinished"),
+    (f"{_TAINT} {{karpenter.sh/disrupted: }}, 2 node(s) had untolerated taint {{sku: gpu}}.", "TaintNotTolerated"),
+    ('Failed to pull image "r/x:1": r/x:1: not found', "ImageNotFound"),
+    ('pull access denied for x, repository does not exist or may require "docker login"', "ImagePullUnauthorized"),
+    ('Failed to create pod sandbox: plugin type="calico" failed (add): no IP address left', "PodNetworkFails"),
+    ("Allocate failed due to invalid allocation request: unknown device: GPU-1", "DeviceUnknownToPlugin"),
     ("Container main failed liveness probe, will be restarted", "LivenessProbeKills"),
     ("Failed to prepare dynamic resources: NodePrepareResources failed for claim a/b", "ClaimNotPrepared"),
     ("[ 12.3] NVRM: Xid (PCI:0000:0f:00): 79, pid=1, name=python, GPU has fallen off the bus.", "Xid79"),
@@ -447,6 +457,26 @@ def test_explain_recognises_a_message_or_a_part_of_one(text: str, names: str) ->
     assert [name for name in names.split() if name not in headings] == []
     document = json.loads(explained(text, "-o", "json"))
     assert document["name"].split()[0] in headings
+
+
+OTHERS = [
+    (f"{_TAINT} {{node.kubernetes.io/unreachable: }}.", "TaintNotTolerated"),
+    (f"{_TAINT} {{karpenter.sh/disrupted: }}.", "TaintNotTolerated"),
+    (f"{_TAINT} {{AggregatedNodeHealth: False}}.", "TaintNotTolerated"),
+    (f"{_TAINT} {{nvidia.com/gpu: present}}.", "NodeUnderMaintenance"),
+    ("Allocate failed due to rpc error: candidate pod not found, which is unexpected", "ImageNotFound"),
+    ("could not open the device file /dev/nvidia0 (Permission denied)", "ImagePullUnauthorized"),
+    ("[0] NCCL INFO Using network Socket", "PodNetworkFails"),
+    ("nvidia-container-cli: device error: no-gpu-has-128MiB-to-run: unknown device", "DeviceUnknownToPlugin"),
+]
+
+
+@pytest.mark.parametrize(("text", "name"), OTHERS, ids=[text for text, _ in OTHERS])
+def test_explain_names_no_cause_of_another_kind_of_message(text: str, name: str) -> None:
+    headings = [line.split()[0] for line in explained(text).splitlines() if line.strip()]
+
+    assert len(headings) > 1
+    assert name not in headings
 
 
 def test_explain_of_a_line_of_the_kernel_explains_its_code_alone() -> None:

@@ -126,6 +126,10 @@ BY_WORDS = [
         "node-template/resources/nvidia.com/gpu with the number",
     ),
     (
+        "pod didn't trigger scale-up: 1 Insufficient nvidia.com/gpu, 1 Insufficient cpu",
+        "If that is the GPU group, request less",
+    ),
+    (
         'Failed to schedule pod, all available instance types exceed limits for nodepool: "gpu"',
         "Raise `spec.limits` of it: `kubectl edit nodepool gpu`",
     ),

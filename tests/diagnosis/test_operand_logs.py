@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_healthcheck.diagnosis.causes.components import hint
 from gpu_healthcheck.diagnosis.facts.log_lines import telling_lines
 from tests.diagnosis.component_states import DRIVER, NAMESPACE, PLUGIN, TOOLKIT, VALIDATOR, gpu_node, operand, operator
 from tests.diagnosis.states import Object, judged, terminated
@@ -342,6 +343,11 @@ def test_init_container_that_waits_shows_its_log(log: str, fix: str) -> None:
 
     assert fix in problem.found.remedy[0]
     assert f"its log: {log.splitlines()[0]}" in problem.found.evidence
+
+
+def test_log_of_a_pod_that_waits_for_the_vgpu_manager_gives_its_fix() -> None:
+    assert "sandbox-validator=true" in hint("waiting for NVIDIA vGPU Manager to be setup")
+    assert hint("NVIDIA vGPU Manager is set up") == ""
 
 
 def test_lost_gpu_in_a_log_that_repeats_begins_with_a_cordon() -> None:

@@ -420,6 +420,10 @@ gpu-operator-6bdf7c5b-x2zt4               1/1     Running            0          
 nvidia-container-toolkit-daemonset-x8v9k  0/1     Init:0/1           0               3h12m   10.244.1.12   gpu-1
 nvidia-driver-daemonset-kk2vv             0/1     CrashLoopBackOff   31 (2m9s ago)   3h12m   10.244.1.11   gpu-1
 """
+VGPU = """$ kubectl get pods -n gpu-operator
+NAME                               READY   STATUS     RESTARTS   AGE
+nvidia-vgpu-device-manager-dfgh2   0/1     Init:0/1   0          50m
+"""
 IN_YAML = f"""apiVersion: v1
 items:
 - apiVersion: v1
@@ -476,8 +480,13 @@ INLINE = (
     "The pod has this message: `Pod Allocate failed due to rpc error: error creating nvml.Device 5: nvml: GPU is lost, "
     "which is unexpected`. What does it mean?\n"
 )
+OF_KARPENTER = (
+    'Warning  FailedScheduling  3m  karpenter  Failed to schedule pod, incompatible with nodepool "gpu", daemonset '
+    'overhead={"cpu":"1"}, no instance type satisfied resources {"nvidia.com/gpu":"1"} and requirements x In [gpu]'
+)
 FORMS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "get pods": (PODS, [("DriverNotReady", "node/gpu-1")]),
+    "get pods of the vGPU stack": (VGPU, [("SandboxDevicesNotReady", "node/NODE")]),
     "YAML": (IN_YAML.replace("cpu-1", "gpu-1"), [("InsufficientResource", "resource/nvidia.com/gpu")]),
     "YAML with its end cut": (
         IN_YAML[: IN_YAML.index("kind: Node")],
@@ -494,6 +503,40 @@ FORMS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         f"The pod: `Warning  FailedScheduling  40s (x2 over 40s)  default-scheduler  {NOTHING_LEFT}`\n",
         [("InsufficientResource", "resource/nvidia.com/gpu")],
     ),
+    "event of a program that begins with a digit": (
+        table(
+            "Normal   Scheduled                 73s  4pd-scheduler  Successfully assigned default/train to gpu-1",
+            "Warning  UnexpectedAdmissionError  73s  kubelet        Allocate failed due to no healthy devices present",
+        ),
+        [("NoHealthyGpuAtAdmission", "node/gpu-1")],
+    ),
+    "event of Karpenter after the scheduler's": (
+        table(f"Warning  FailedScheduling  4m  default-scheduler  {NOTHING_LEFT}", OF_KARPENTER),
+        [("InsufficientResource", "resource/nvidia.com/gpu")],
+    ),
+    "refusal by HAMi": (
+        table("Warning  FailedScheduling  2m  hami-scheduler  0/2 nodes are available: 2 CardInsufficientMemory."),
+        [("HamiCardMemoryShort", "pod/default/POD")],
+    ),
+    "events of HAMi's filter": (
+        table(
+            "Warning  FilteringFailed  2m  hami-scheduler  5 nodes CardTypeMismatch(a,b,c,d,e)",
+            "Warning  FilteringFailed  2m  hami-scheduler  3 nodes CardInsufficientCore(a,b,c)",
+        ),
+        [("HamiCardCoresShort", "pod/default/POD")],
+    ),
+    "event of Karpenter alone": (table(OF_KARPENTER), [("NoNodeFits", "pod/default/POD")]),
+    "event of an eviction": (
+        table(
+            "Normal   Scheduled  2m   default-scheduler  Successfully assigned ml/vllm-0 to gpu-1",
+            "Warning  Evicted    90s  kubelet            The node was low on resource: ephemeral-storage.",
+        ),
+        [("GpuPodEvicted", "node/gpu-1")],
+    ),
+    "event of Volcano about a vGPU": (
+        table("Warning  FailedScheduling  77s  volcano  0/1 nodes are unavailable: 1 hami-vgpuDeviceSharing error."),
+        [("NoNodeFits", "pod/default/POD")],
+    ),
     "message in a sentence": (INLINE, [("GpuLostAtAllocation", "log/paste-0.txt")]),
 }
 
@@ -502,6 +545,91 @@ FORMS: dict[str, tuple[str, list[tuple[str, str]]]] = {
 def test_form_of_a_text_is_recognised(text: str, found: list[tuple[str, str]], tmp_path: Path) -> None:
     code, document, stderr = diagnosed(tmp_path, text)
     assert (code, causes(document)) == (1, found), stderr
+
+
+def test_pool_that_karpenters_event_names_is_the_step(tmp_path: Path) -> None:
+    for events in FORMS["event of Karpenter after the scheduler's"][0], FORMS["event of Karpenter alone"][0]:
+        (cause,) = diagnosed(tmp_path, events)[1]["causes"]
+
+        assert cause["remedy"][-1].endswith("`kubectl edit nodepool gpu`")
+
+
+def test_pod_of_an_event_may_have_a_controller_that_the_text_does_not_show(tmp_path: Path) -> None:
+    rejected = table(
+        "Warning  UnexpectedAdmissionError  73s  kubelet  Allocate failed due to no healthy devices present"
+    )
+    (cause,) = diagnosed(tmp_path, rejected)[1]["causes"]
+
+    assert any("or only delete what a controller creates again" in step for step in cause["remedy"])
+
+
+def test_running_pod_of_the_vgpu_stack_is_no_cause(tmp_path: Path) -> None:
+    assert causes(diagnosed(tmp_path, VGPU.replace("0/1     Init:0/1", "1/1     Running "))[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "may_offer"),
+    [
+        ("node(s) had untolerated taint {node.kubernetes.io/unreachable: }", True),
+        ("node(s) had untolerated taint {karpenter.sh/disrupted: }", True),
+        ("node(s) were unschedulable", True),
+        ("node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }", False),
+        ("node(s) didn't match pod anti-affinity rules", False),
+    ],
+)
+def test_nodes_that_are_closed_for_a_time_may_offer_what_is_short(reason: str, may_offer: bool, tmp_path: Path) -> None:
+    text = GET_EVENTS.replace(NOTHING_LEFT, f"0/5 nodes are available: 2 {reason}, 3 Insufficient nvidia.com/gpu.")
+    (cause,) = diagnosed(tmp_path, text)[1]["causes"]
+
+    assert cause["cause"] == "InsufficientResource"
+    assert (f"the scheduler: 2 of 5 nodes: {reason}" in cause["evidence"]) is may_offer
+    assert any("they may be those that offer it" in step for step in cause["remedy"]) is may_offer
+
+
+@pytest.mark.parametrize("code", ["CardTypeMismatch", "NodeUnfitPod"])
+def test_refusal_by_hami_accuses_only_an_annotation_that_the_text_shows(code: str, tmp_path: Path) -> None:
+    message = f"0/2 nodes are available: 2 {code}."
+    text = UNSCHEDULED.replace(NOTHING_LEFT, message).replace("default-scheduler", "hami-scheduler")
+    chosen = re.sub(r"Annotations: .*", "Annotations:      nvidia.com/use-gputype: A100", text)
+
+    expected = [("HamiConstraintMatchesNoCard", "job/team/trainer")] if code == "CardTypeMismatch" else []
+    assert causes(diagnosed(tmp_path, chosen)[1]) == expected
+    assert causes(diagnosed(tmp_path, text)[1]) == []
+
+
+def test_refusal_by_hami_that_has_ended_is_no_cause(tmp_path: Path) -> None:
+    refused = "Warning  FilteringFailed  2m  hami-scheduler  3 nodes CardInsufficientCore(a,b,c)"
+    bound = "Normal  Scheduled  1m  hami-scheduler  Successfully assigned ml/vllm-0 to gpu-1"
+
+    assert causes(diagnosed(tmp_path, table(refused, bound))[1]) == []
+
+
+STARTED = f"""LAST SEEN   TYPE      REASON                   OBJECT                   MESSAGE
+9m          Warning   FailedScheduling         pod/nvidia-dcgm-exporter-2nc7v   {NOTHING_LEFT}
+8m          Warning   FailedCreatePodSandBox   pod/nvidia-dcgm-exporter-2nc7v   {HANDLER}
+4m9s        Normal    Started                  pod/nvidia-dcgm-exporter-2nc7v   Started container main
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "fails"),
+    [
+        ("", False),
+        ("3s   Warning   BackOff   pod/nvidia-dcgm-exporter-2nc7v   Back-off restarting failed container main", True),
+        ("5m   Warning   BackOff   pod/nvidia-dcgm-exporter-2nc7v   Back-off restarting failed container main", True),
+        (f"3s   Warning   FailedCreatePodSandBox   pod/nvidia-dcgm-exporter-2nc7v   {HANDLER}", True),
+    ],
+)
+def test_pod_that_started_after_its_failures_is_no_cause(last: str, fails: bool, tmp_path: Path) -> None:
+    assert (causes(diagnosed(tmp_path, f"{STARTED}{last}\n")[1]) != []) is fails
+
+
+def test_log_of_a_pod_without_container_states_is_judged_by_itself(tmp_path: Path) -> None:
+    log = f"{STARTED}\n$ kubectl logs nvidia-dcgm-exporter-2nc7v\n"
+
+    failed = diagnosed(tmp_path, f"{log}RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    assert causes(failed[1]) == [("GpuHardwareFault", "log/paste-0.txt")]
+    assert causes(diagnosed(tmp_path, f"{log}CUDA works: 0 uncorrectable ECC errors\n")[1]) == []
 
 
 def test_event_of_a_pod_without_a_gpu_is_no_cause(tmp_path: Path) -> None:

@@ -119,6 +119,10 @@ NO_ADDRESS = """\
 [INFO] IMEX version 580.95 is running
 [ERROR] No matching network interface found for any IP addresses in the node configuration file
 """
+OF_VGPU = 'level=info msg="Updating to vGPU config: A100-4C"\n'
+NO_MDEV = (
+    f'{OF_VGPU}level=fatal msg="error getting all vGPU devices: unable to read MDEV devices directory: open /sys"\n'
+)
 OPERANDS = [
     (INSTALLS + NO_HEADERS, "DriverNotReady", "headers of the node's kernel"),
     (INSTALLS + UNSIGNED, "DriverNotReady", "Secure Boot"),
@@ -131,11 +135,13 @@ OPERANDS = [
     (NO_LIBRARY, "DcgmExporterNotReady", "run it with the nvidia runtime"),
     (NO_MODULE, "DcgmExporterNotReady", "default-counters.csv"),
     (NO_ADDRESS, "ComputeDomainDaemonNotReady", "delete its pod"),
+    (NO_MDEV, "SandboxDevicesNotReady", "nvidia-vgpu-manager-daemonset"),
 ]
 DONE = "Mounting NVIDIA driver rootfs...\nDone, now waiting for signal\n"
 SOUND_OPERANDS = {
     "it was installed at the second try": INSTALLS + NO_HEADERS + INSTALLS + DONE,
     "it compiles": INSTALLS,
+    "it made vGPUs at the second try": f'{NO_MDEV}{OF_VGPU}msg="Successfully updated to vGPU config: A100-4C"\n',
     "another program": "Could not resolve Linux kernel version\nERROR: the system is not registered\n",
 }
 

@@ -215,6 +215,10 @@ def test_stale_specification_is_a_missing_device_file_if_the_agent_misses_it(mis
             "@/sbin/ldconfig",
         ),
         ("nvidia-container-cli: ldcache error: open failed: /sbin/ldconfig.real: no such file", "@/sbin/ldconfig"),
+        (
+            "nvidia-container-cli: ldcache error: open failed: /run/nvidia/driver/sbin/ldconfig.real: no such file",
+            "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
+        ),
         ("nvidia-container-cli: initialization error: nvml error: insufficient permissions", "0660"),
         ("nvidia-container-cli: device error: GPU-1f2e: unknown device", "Restart the device plugin"),
         ("nvidia-container-cli: device error: unknown device id: GPU-1f2e\\n: unknown", "Restart the device plugin"),
@@ -275,6 +279,7 @@ FIXES = [
     ("StartError", "", f"{HOOK}requirement error: invalid expression", "NVIDIA_DISABLE_REQUIRE=1"),
     ("StartError", "", f"{OCI}createContainer hook #5: {OLD_HOOK}", "update nvidia-container-toolkit"),
     ("StartError", "", f"{HOOK}device error: no-gpu-has-1GiB-to-run: unknown device", "scheduler extender"),
+    ("StartError", "", f"{HOOK}initialization error: driver rpc error: failed to process request", "persistence mode"),
     ("StartError", "Talos (v1.13.0)", f"{OCI}{NO_MPS_FILE}", "nvidiaDriverRoot"),
     ("CreateContainerConfigError", "", "container has runAsNonRoot and image will run as root", "runAsUser"),
     ("CreateContainerError", "", "mkdir /usr/local/nvidia: read-only file system", "toolkit.installDir"),

@@ -195,6 +195,18 @@ def find_refused(snapshot: Snapshot) -> Iterator[FoundCause]:
             yield from _by_messages(snapshot, workload, ())
 
 
+def find_by_text(snapshot: Snapshot) -> Iterator[FoundCause]:
+    """Yield the cause that HAMi's messages name, where nothing else of HAMi is visible, as in a pasted text."""
+    for waiting in unschedulable(snapshot):
+        messages = _messages(snapshot, waiting)
+        # Cards of other types are also those of nodes that the pod was never meant for.
+        named_causes = (_CAUSES[code] for code in _CODE.findall(" ".join(messages)))
+        cause = min(named_causes, key=lambda cause: cause is CONSTRAINED, default=None)
+        if cause is not None and (cause is not CONSTRAINED or waiting.pods[0].card_options.annotations):
+            quotes = (f"HAMi reports: {message[:_LONGEST]}" for message in messages[:3])
+            yield waiting.found(cause, *quotes, certainty=Certainty.LIKELY)
+
+
 def _messages(snapshot: Snapshot, waiting: Waiting) -> tuple[str, ...]:
     """Return HAMi's messages: those that kube-scheduler reports for HAMi, then HAMi's own events, the latest first."""
     events: list[str] = []
@@ -470,4 +482,7 @@ def _more_log(installation: Installation) -> tuple[str, ...]:
 
 
 CAUSES = (NODES_UNREGISTERED, *_REFUSALS, UNFIT)
-SEARCHES = (Search(CAUSES, ("Pod",), find_refused, is_there),)
+SEARCHES = (
+    Search(CAUSES, ("Pod",), find_refused, is_there),
+    Search(_REFUSALS, ("Pod",), find_by_text, lambda snapshot: not is_there(snapshot)),
+)

@@ -105,10 +105,14 @@ _OF_GROUPS = (
     (r"taint", "If a taint that it names is that of the GPU group, add the toleration to the pod."),
     (r"affinity|selector", "If the pod selects a node by labels, the GPU group's new nodes must have them."),
     (
+        r"Insufficient (?:cpu|memory|ephemeral-storage)\b",
+        "A new node of a group is too small for the pod. If that is the GPU group, request less or use larger nodes.",
+    ),
+    (
         r"Insufficient (\S{0,60}(?:gpu|mig-)[\w.-]{0,40})",
         (
-            "Without a node group with {0}, create one. Otherwise the autoscaler does not know that new nodes of the "
-            "group offer it. On AWS, tag the Auto Scaling group "
+            "Without a node group with {0}, create one. If there is one, and no other reason is about it, the "
+            "autoscaler does not know that its new nodes offer it. On AWS, tag the Auto Scaling group "
             "k8s.io/cluster-autoscaler/node-template/resources/{0} with the number; then restart the autoscaler, "
             "which remembers earlier nodes."
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -16,7 +17,7 @@ from gpu_healthcheck.diagnosis.causes.verdicts import IN_MAINTENANCE, KEPT_FROM_
 from gpu_healthcheck.diagnosis.facts.commands import command, kubectl, pods_on
 from gpu_healthcheck.diagnosis.facts.components import Role, components
 from gpu_healthcheck.diagnosis.facts.cordons import cordon_marks, uncordon_steps
-from gpu_healthcheck.diagnosis.facts.fit_error import UnfitReason
+from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject, UnfitReason
 from gpu_healthcheck.diagnosis.facts.gpu_nodes import SETTLES, changes, devices_in, has_nvidia
 from gpu_healthcheck.diagnosis.facts.placement import UNSCHEDULABLE, expression_takes, selects, tolerates, untolerated
 from gpu_healthcheck.diagnosis.facts.quantity import counted
@@ -76,12 +77,13 @@ _LEAVING = (
     *("DeletionCandidateOfClusterAutoscaler", "aws-node-termination-handler/", "cloud.google.com/impending-node"),
     *("remediator.kubernetes.azure.com/", "node.kubernetes.io/out-of-service", "node.cloudprovider.kubernetes.io/shut"),
     *("medik8s.io/", "nodemaintenance.", "node.kubernetes.io/maintenance", "nvidia.com/gpu-driver-upgrade"),
+    "AggregatedNodeHealth",
 )
-"""Key prefixes: HyperPod, Karpenter, the autoscaler, termination notices of clouds, medik8s."""
+"""Key prefixes: HyperPod, Karpenter, the autoscaler, termination notices of clouds, medik8s, NVSentinel."""
 _STARTING = (
-    *("node.cloudprovider.kubernetes.io/uninitialized", "karpenter.sh/unregistered", "readiness.k8s.io/"),
+    *("node.cloudprovider.kubernetes.io/uninitialized", "karpenter.sh/unregistered", "karpenter.sh/not-ready"),
     *("startup-taint.cluster-autoscaler.kubernetes.io/", "status-taint.cluster-autoscaler.kubernetes.io/"),
-    *("ignore-taint.cluster-autoscaler.kubernetes.io/", "node.cilium.io/agent-not-ready"),
+    *("ignore-taint.cluster-autoscaler.kubernetes.io/", "node.cilium.io/agent-not-ready", "readiness.k8s.io/"),
 )
 _STARTING_SUFFIXES = ("agent-not-ready", "/unregistered", "/uninitialized")
 _REMOVERS = (("karpenter.sh/", "Karpenter"), ("ToBeDeletedByCluster", "the Cluster Autoscaler"))
@@ -146,6 +148,22 @@ _BY_OWNER = {
 }
 
 
+def taint_texts() -> Iterator[tuple[str, Cause]]:
+    """Yield a pattern of each owner's taints, as a scheduler's text has them after the word taint, and the cause."""
+    keys = {
+        TaintOwner.OURS: (UNHEALTHY, MAINTENANCE, STARTUP),
+        TaintOwner.CORDON: (UNSCHEDULABLE,),
+        TaintOwner.NOT_READY: sorted(_NOT_READY),
+        TaintOwner.LEAVING: _LEAVING,
+        TaintOwner.STARTING: _STARTING,
+    }
+    owned = {owner: "|".join(map(re.escape, some)) for owner, some in keys.items()}
+    owned[TaintOwner.STARTING] += rf"|[^:{{}}]{{1,300}}(?:{'|'.join(_STARTING_SUFFIXES)}):"
+    for owner, pattern in owned.items():
+        yield rf" \{{(?:{pattern})", _BY_OWNER[owner]
+    yield rf"(?! \{{(?:{'|'.join(owned.values())}))", _BY_OWNER[TaintOwner.DEDICATED]
+
+
 def by_taint(reason: UnfitReason) -> tuple[Cause, tuple[str, ...]]:
     """Return the cause for the taint that a scheduler's text names, and its steps; () for those of the cause."""
     status = f"{command('gpu-healthcheck', 'status')} lists the nodes with their findings, and what ends each"
@@ -155,6 +173,11 @@ def by_taint(reason: UnfitReason) -> tuple[Cause, tuple[str, ...]]:
 def is_ours(reason: UnfitReason) -> bool:
     """Whether the taint that a scheduler's text names is gpu-healthcheck's."""
     return _owner_in(reason) is TaintOwner.OURS
+
+
+def keeps_all_off(reason: UnfitReason) -> bool:
+    """Whether a reason about a taint or cordon is a state of nodes that ends, and that no workload should tolerate."""
+    return reason.about is not ReasonSubject.TAINT or _owner_in(reason) not in (TaintOwner.OURS, TaintOwner.DEDICATED)
 
 
 def _owner_in(reason: UnfitReason) -> TaintOwner:

@@ -74,6 +74,11 @@ SHORT = _scheduled(
 )
 CAUSES = (IN_USE, FRAGMENTED, TERMINATING, UNHEALTHY, HOST_USED_UP, TOO_MANY, TOO_MUCH, SHORT)
 
+_CLOSED = (ReasonSubject.TAINT, ReasonSubject.CORDON, ReasonSubject.NOT_READY)
+_PASSED_OVER = (
+    "First check the nodes that are not ready, starting, leaving or cordoned, `kubectl get nodes`: they may be those "
+    "that offer it."
+)
 _HANGS = (
     "Check the node for a process that cannot be killed (state D), such as one that hangs in the GPU driver; "
     "a reboot of the node ends it."
@@ -172,6 +177,7 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
     """Yield shortages from the scheduler's text alone."""
     # No node offers HAMi's shares: only HAMi's scheduler knows them.
     short = [reason for reason in waiting.reasons(ReasonSubject.SHORT) if reason.what not in SHARES]
+    closed = tuple(waiting.quote(reason) for reason in waiting.reasons(*_CLOSED) if refused.keeps_all_off(reason))
     most = max((reason.nodes or 0 for reason in short if is_extended(reason.what)), default=0)
     for reason in short:
         if not is_extended(reason.what) and (reason.nodes or 0) <= most:
@@ -184,9 +190,10 @@ def find_by_text(snapshot: Snapshot, waiting: Waiting) -> Iterator[FoundCause]:
         yield waiting.found(
             SHORT,
             waiting.quote(reason),
+            *closed,
             *refusal,
             subject=f"resource/{reason.what}",
-            remedy=(SHORT.remedy, *autoscaling.after_refusal(refusal)),
+            remedy=(*((_PASSED_OVER,) if closed else ()), SHORT.remedy, *autoscaling.after_refusal(refusal)),
             certainty=Certainty.LIKELY,
             because_of=origins((TERMINATING,), *stuck),
         )

@@ -11,6 +11,7 @@ from itertools import islice
 
 from gpu_healthcheck.diagnosis.causes.admission import refused_workloads
 from gpu_healthcheck.diagnosis.causes.components import NOT_READY
+from gpu_healthcheck.diagnosis.causes.unscheduled import autoscaling
 from gpu_healthcheck.diagnosis.causes.unscheduled.device_claims import lacks_claims
 from gpu_healthcheck.diagnosis.causes.unscheduled.quotas import MISSING, find_silent
 from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import (
@@ -133,7 +134,8 @@ def unexplained(snapshot: Snapshot, waiting: Waiting, above: tuple[Origin, ...])
         unknown = "a request for GPUs that is not judged here: no resource, claim or known annotation"
         pods = counted(len(waiting.pods), "pod")
         evidence.append(f"{pods} with {unknown}; schedulerName {waiting.spec.scheduler}")
-    steps = _by_words(waiting.message) or tuple(_to_read(snapshot, waiting))
+    refusal = autoscaling.refusal_of(snapshot, waiting.pods)
+    steps = _by_words(waiting.message) or autoscaling.after_refusal(refusal) or tuple(_to_read(snapshot, waiting))
     return waiting.found(UNEXPLAINED, *evidence, remedy=steps, certainty=Certainty.LIKELY, because_of=above)
 
 
