@@ -36,6 +36,8 @@ _DCGM_TESTS = "dcgmdiag"
 _CODE = re.compile(r"(?P<kind>xid|sxid|dcgm|cuda|nvml|nccl|)(?:\s*error)?[\s:]*(?P<number>\d{1,5})\Z", re.IGNORECASE)
 _HEX = re.compile(r"(?:0x[0-9a-f]{1,8}|0)\Z", re.IGNORECASE)
 _FIRST_SXID = 10000
+_DATA_WORDS = re.compile(r"(?<=\()0x[0-9a-f]{1,8}(?:\s+0x[0-9a-f]{1,8})+(?=\))", re.IGNORECASE)
+_DECODED = {f"Xid{code}" for code in (catalogue.NVLINK4_CODE, *catalogue.NVLINK5_CODES)}
 _MOST = 6
 """Most results for one text."""
 _ALL: dict[str, Callable[[Policy], list[Explanation]]] = {
@@ -53,6 +55,7 @@ _ALLOWED = (
     "of a log, or a message"
 )
 _NO_WORDS = "{}: only Xid 74 and 144 to 150 have data words to decode"
+_UNJUDGED = "the driver reports an error in this line that no rule judges: it is unknown whether a GPU is faulty"
 _ONE_OF = (
     "`gpu-healthcheck explain xid {0}` explains only the Xid, `gpu-healthcheck explain cuda {0}` only CUDA's error."
 )
@@ -84,7 +87,7 @@ def explain(word: Word = "", words: Words = None, output: JsonOrYaml = None) -> 
         return
     results = _look_up(message, codes, here.policy) or _recognised(" ".join([word, *(words or ())]), here.policy)
     if not results:
-        end("explain", _unknown(message))
+        end("explain", _UNJUDGED if known_texts.is_unjudged_error(word) else _unknown(message))
     _show(results, output, here)
 
 
@@ -193,17 +196,29 @@ def _by_number(kind: str, number: int, codes: list[int], policy: Policy) -> list
 def _recognised(text: str, policy: Policy) -> list[Result]:
     """Return what a log line or message is about, the most specific first."""
     results: list[Result] = []
-    for name in known_texts.findings_in(text, policy):
-        results += _look_up(name, [], policy)
+    results += _of_lines(text, policy)
     for found in () if results else known_texts.recognise(text):
         if isinstance(found, LibraryError):
             results += _of_error(found, policy)
         else:
             results += [found] if isinstance(found, IndexEntry) else _look_up(found, [], policy)
     if not results:  # the text may be a line of the kernel's, copied without its prefix
-        for name in known_texts.findings_in(f"NVRM: {text}", policy):
-            results += _look_up(name, [], policy)
+        results += _of_lines(f"NVRM: {text}", policy)
     return list(dict.fromkeys(results))[:_MOST]
+
+
+def _of_lines(text: str, policy: Policy) -> list[Result]:
+    """Return what lines of a kernel log are about, with the severity that they have in these lines."""
+    results: list[Result] = []
+    for name, ruling in known_texts.findings_in(text, policy).items():
+        words = _DATA_WORDS.search(text) if name in _DECODED else None
+        for result in _look_up(name, [int(word, 16) for word in words[0].split()] if words else [], policy):
+            if isinstance(result, Explanation) and result.here.rule != "severity-overrides":
+                here = replace(result.here, severity=ruling.severity, rule=ruling.rule)
+                results.append(replace(result, here=here))
+            else:
+                results.append(result)
+    return results
 
 
 def _explain_code(kind: str, number: int, codes: list[int], policy: Policy) -> Explanation:

@@ -10,8 +10,11 @@ from itertools import islice
 from gpu_healthcheck.cli import index
 from gpu_healthcheck.cli.index import IndexEntry
 from gpu_healthcheck.healthcheck.catalog.cuda_errors import LibraryError, cuda_errors, fix_of, library_errors
-from gpu_healthcheck.healthcheck.catalog.policy import Policy
-from gpu_healthcheck.healthcheck.catalog.xid import xid_table
+from gpu_healthcheck.healthcheck.catalog.policy import Policy, Ruling
+from gpu_healthcheck.healthcheck.catalog.sxid import rule_sxid
+from gpu_healthcheck.healthcheck.catalog.xid import rule_xid, xid_table
+from gpu_healthcheck.healthcheck.checks.driver_errors import reports_error
+from gpu_healthcheck.healthcheck.model import Severity
 
 NUMBERED = ("cuda", "nvml", "nccl")
 """Libraries whose errors have numbers."""
@@ -32,14 +35,18 @@ _NUMBERED = re.compile(
 )
 """Number of an error after the name of its library, or after a function of CUDA."""
 _SHOWN = 80
+_XID = re.compile(r"(?:NVRM|nvidia-nvswitch\d{0,4}): (S?X)id \([^()]{1,48}\): (\d{1,5}),?(.*)")
 _IN_A_KERNEL_LOG = re.compile(r"NVRM: |nvidia-(?:nvswitch|modeset)|mlx5_core|NVSwitch|nvidia 0000")
 
 
-def findings_in(text: str, policy: Policy) -> tuple[str, ...]:
-    """Return the reasons of the findings, as Xid79, that lines of a kernel log lead to, or that are no fault."""
+def findings_in(text: str, policy: Policy) -> dict[str, Ruling]:
+    """Return the reasons, as Xid79, of the findings that lines of a kernel log lead to, each with its ruling.
+
+    Reasons that are no fault in these lines are included.
+    """
     lines = [found.string[found.start() :] for line in text.splitlines() if (found := _IN_A_KERNEL_LOG.search(line))]
     if not lines:
-        return ()
+        return {}
     from gpu_healthcheck.healthcheck.captures.kernel_logs import KernelLogReader, PassedOver  # noqa: PLC0415 - only for such lines
     from gpu_healthcheck.healthcheck.captures.replay import KERNEL_CHECKS, Replay  # noqa: PLC0415
     from gpu_healthcheck.healthcheck.checks.expectation import Expectation  # noqa: PLC0415
@@ -48,8 +55,22 @@ def findings_in(text: str, policy: Policy) -> tuple[str, ...]:
     log = "".join(f"[ 1.{number:06}] {line}\n" for number, line in enumerate(lines)).encode()
     for batch in KernelLogReader(datetime.now(UTC), 0, PassedOver()).read("text", [log]):
         replay.take(batch)
-    active = [each.finding.reason for each in replay.memory.active]
-    return tuple(dict.fromkeys([*active, *(reason for reason, _ in replay.ignored)]))
+    rulings: dict[str, Ruling] = {}
+    for finding in sorted((each.finding for each in replay.memory.active), key=lambda each: -each.severity):
+        rulings.setdefault(finding.reason, Ruling(finding.severity, finding.rule))
+    for reason, _ in replay.ignored:
+        rulings.setdefault(reason, Ruling(Severity.PASS, "the words of the line"))
+    # An Xid that another one caused, an Xid 154 about a recovery, and the data of an SXid leave no finding.
+    return rulings or {
+        f"{kind}id{code}": (rule_xid if kind == "X" else rule_sxid)(int(code), words if kind == "X" else "", policy)
+        for kind, code, words in _XID.findall(text)
+    }
+
+
+def is_unjudged_error(text: str) -> bool:
+    """Whether a text is a line of the driver that reports an error and that no rule judges."""
+    found = _IN_A_KERNEL_LOG.search(text)
+    return found is not None and reports_error(text[found.start() :])
 
 
 def recognise(text: str) -> Iterator[IndexEntry | LibraryError | str]:

@@ -100,7 +100,7 @@ SHARED_MEMORY = _running(
     "Mount an emptyDir with `medium: Memory` at /dev/shm.",
     failing(
         r"insufficient shared memory|unable to (?:open|allocate) shared memory(?![^\n]{0,160}Too many open)"
-        r"|\bBus error\b|error while creating shared memory segment|failed to extend /dev/shm"
+        r"|(?<!PCIe )\bBus error\b|error while creating shared memory segment|failed to extend /dev/shm"
         r"|No space left on device[^\n]{0,40}/dev/shm"
         r"|unable to (?:write to|mmap \d{1,16} bytes from) (?:the )?file </?torch_",
         "PyTorch's DataLoader, NCCL",

@@ -30,13 +30,19 @@ from gpu_healthcheck.healthcheck.probes.kernel_log import Record
 
 _OF_MLX5 = (
     *(b"unrecoverable hardware err", b"health recovery ", b"health revovery "),
-    *(b"'s health comprom", b"Will cause a leak"),
+    *(
+        b"'s health comprom",
+        b"Will cause a leak",
+        b": Fatal error ",
+        b": TX timeout detected",
+        b"_one failed with error",
+    ),
 )
 _MARKS_IN_JSON = (b"[78,86,82,77,", b"[ 78, 86, 82, 77,", b"[78, 86, 82, 77,")
 """`NVRM` as a list of bytes. The journal writes a message so if it is not UTF-8, for example due to a process name."""
 _OF_A_FAULT = (b"NVRM", b"SXid", *_OF_MLX5, *_MARKS_IN_JSON)
 """Marks of the lines that are counted if the kernel did not write them: other programs write about `nvidia`, too."""
-MARKS = (b"NVRM", b"nvidia", b"pcieport", *_OF_MLX5)
+MARKS = (b"NVRM", b"nvidia", b"pcieport", b"efa 0000:", b"infiniband efa_", b"infiniband rdmap", *_OF_MLX5)
 """Each line that a check reads contains one of these, or one of _MARKS_IN_JSON."""
 _BOOT_MARKS = (b"Linux version ", b"-- Boot ", b"-- Reboot ")
 _JOURNAL_BOOT = re.compile(r"-- (?:Boot (?P<id>[0-9a-f]{32})|Reboot) --\Z")
@@ -384,6 +390,8 @@ def _marked_lines(block: bytes, begin: int, marks: Iterable[bytes]) -> list[int]
         while found >= 0:
             starts.add(block.rfind(b"\n", 0, found) + 1)
             end = block.index(b"\n", found) + 1
+            if block.find(b": Xid (", found, end) >= 0:
+                starts.add(end)  # the rest of a wrapped line
             while block[end : end + 1] in (b" ", b"\t"):
                 starts.add(end)
                 end = block.index(b"\n", end) + 1

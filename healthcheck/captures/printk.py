@@ -8,7 +8,7 @@ from datetime import timedelta
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpu_healthcheck.healthcheck.captures.log_lines import NAMES_A_GPU, LogLine, Stamp
+from gpu_healthcheck.healthcheck.captures.log_lines import NAMES_A_GPU, LogLine, Stamp, read_alone
 from gpu_healthcheck.healthcheck.model import Now
 
 _LONGEST_TEXT, _LONGEST_JOINED = 4096, 8192
@@ -17,6 +17,8 @@ _SYSLOG_TIME = timedelta(seconds=1)
 _SENTENCE = re.compile(r"NVRM: (?:The NVIDIA GPU |API mismatch: )")
 """Beginnings of messages of several lines. dmesg and syslog repeat their prefix on each line."""
 _GOES_ON = re.compile(r"NVRM: (?:[(a-z]|NVIDIA [\d.]{3,16} driver release)")
+_CUT_XID = re.compile(r"NVRM: Xid \([^()]{1,48}\): (?:154,.{0,256}(?<!\))|\d{1,5},.{0,256}\([^()]{0,256})\Z", re.DOTALL)
+"""Xid without the bracket at its end. A terminal or a web page wraps such a line, and the rest has no prefix."""
 
 _BEGINS_ANOTHER = rf"(?:{NAMES_A_GPU}|NVRM: (?:GPU Board Serial Number|A GPU crash dump))"
 _WHOLE, _NEXT = re.compile(NAMES_A_GPU), re.compile(rf"\n(?={_BEGINS_ANOTHER})")
@@ -57,8 +59,8 @@ class KernelRecord(Struct, frozen=True):
     def unfinished(self) -> bool:
         return bool(_SENTENCE.match(self.text)) and not self.text.endswith(".") and self.lines < _MOST_LINES
 
-    def with_line(self, text: str, number: int) -> KernelRecord:
-        joined = f"{self.text}\n{text}"[:_LONGEST_TEXT]
+    def with_line(self, text: str, number: int, joint: str = "\n") -> KernelRecord:
+        joined = f"{self.text}{joint}{text}"[:_LONGEST_TEXT]
         return replace(self, text=joined, last_number=number, lines=self.lines + 1)
 
 
@@ -89,9 +91,10 @@ class Joiner:
         held = self._held
         if held is None or held.raw or number != held.last_number + 1 or held.lines >= _MOST_LINES:
             return False
-        if text[:1] not in (" ", "\t") and not (held.unfinished and _GOES_ON.match(text)):
+        is_wrapped = _CUT_XID.match(held.text) is not None and read_alone(text) is None
+        if not (text[:1] in (" ", "\t") or is_wrapped or (held.unfinished and _GOES_ON.match(text))):
             return False
-        self._held = held.with_line(text.strip(), number)
+        self._held = held.with_line(text.strip(), number, " " if is_wrapped else "\n")
         return True
 
     def end(self) -> KernelRecord | None:

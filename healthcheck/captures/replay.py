@@ -37,7 +37,7 @@ KERNEL_CHECKS = (xid.CHECK, sxid.CHECK, driver_messages.CHECK, mlx5_messages.CHE
 LINES_NOT_READ = UnobservedCause(
     "LinesNotRead",
     "Lines of the driver in a saved log have an unknown prefix, describe an Xid or a GPU off the bus in an unknown"
-    " form, or report an error that no rule judges.",
+    " form, report an error that no rule judges, or name as their cause an Xid that the log lacks.",
     "Save the log uncut in a format listed in `docs/replay.md`; read the line named in the message, and report an error"
     " that no rule judges to the project.",
 )
@@ -85,6 +85,10 @@ class Replay(Struct):
     """Last errors that no rule judges."""
     _errors: _Run = field(default_factory=_Run)
     """All errors of this boot before them that no rule judges."""
+    _reasons: set[str] = field(default_factory=set)
+    """Reasons of all events of this boot."""
+    _without_cause: str = ""
+    """First line of this boot that names a fault as its cause that the log does not contain, after that fault."""
     _recurring: dict[Key, _Run] = field(default_factory=dict)
     """Events of this boot that are a fault only if they recur, by reason and subject."""
     _boot: int = -1
@@ -96,6 +100,7 @@ class Replay(Struct):
         if batch.boot != self._boot:
             self.memory = begin(self.memory, "", f"boot {batch.boot}", replace(batch.now, wall=batch.began))
             self._boot, self._errors, self._error_run, self._recurring = batch.boot, _Run(), _Run(), {}
+            self._reasons, self._without_cause = set(), ""
             self._forget_ended()
         self.now = batch.now
         if batch.lines:
@@ -122,6 +127,8 @@ class Replay(Struct):
         if count:
             lines = f"{counted(count, 'line')} of the driver reporting an error that no rule judges"
             causes.append(Unobserved(LINES_NOT_READ, f"{lines}, the first at {first}"))
+        if self._without_cause:
+            causes.append(Unobserved(LINES_NOT_READ, self._without_cause))
         failed = {finding.check for finding in self.memory.active}
         checks = [check for check in self.checks if check is not mlx5_messages.CHECK or check.name in failed]
         return tuple(Outcome(check.name, check.group, unobserved=tuple(causes)) for check in checks)
@@ -172,6 +179,8 @@ class Replay(Struct):
         expected = replace(self.expected, is_capture=True)
         outcomes = judge(self.checks, Evidence({kernel_log.RING: records}), expected)
         faults, errors = driver_messages.unread(records, outcomes)
+        reasons = {"", *self._reasons, *(event.reason for outcome in outcomes for event in outcome.events)}
+        faults += [record for record in records if sxid.continued_reason(record.text) not in reasons]
         for record in faults:
             self.unread += 1
             self.first_unread = self.first_unread or by_seq[record.seq].source
@@ -215,6 +224,12 @@ class Replay(Struct):
 
     def _sourced(self, event: KernelEvent, line: Line) -> KernelEvent:
         finding = event.finding
+        self._reasons.add(event.reason)
+        cause = f"Xid{event.follows}"
+        is_cut = event.follows and xid.may_need_reset(event.follows, self.expected) and cause not in self._reasons
+        if is_cut and not self._without_cause:
+            shown = f"{line.source}: {printable(line.record.text, _LONGEST_LINE)}"
+            self._without_cause = f"the log lacks the {cause} that a line names as its cause: {shown}"
         if finding is None or finding.severity is Severity.PASS:
             self._count(event)
             return replace(event, source=line.source)

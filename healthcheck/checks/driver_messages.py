@@ -146,6 +146,11 @@ _LOST_NUMBER = "79"
 _GPU_DESCRIBED = re.compile(rf"NVRM: GPU (?:at )?{_ADDRESS}: (?:GPU is on Board|GPU serial number|GPU-)")
 """Line that precedes the notice of a crash dump at once."""
 _MOST_BETWEEN = 8
+_NO_FIRMWARE = re.compile(
+    rf"nvidia {_ADDRESS}: Direct firmware load for (?P<file>nvidia/[\w.]{{1,32}}/gsp_\w{{1,32}}\.bin) failed with"
+    r" error -2\s*\Z"
+)
+"""The file does not exist (ENOENT). It is no fault if the GPU starts all the same: some drivers go on without GSP."""
 _CRASH_DUMP = "NVRM: A GPU crash dump has been created"
 _BOUND = re.compile(rf"NVRM: GPU {_ADDRESS} is already bound to (?P<module>[\w-]{{2,56}})(?:\.\s*\Z|{_CUT})")
 _ON_PURPOSE = re.compile(r".*vfio|pci-stub|.*pciback|uio|nvidia\Z", re.IGNORECASE)
@@ -313,8 +318,9 @@ def judge(evidence: Evidence, _: Expectation) -> Iterator[Judgement]:
             continue  # all GPUs are bound to another driver
         elif event := read_message(record):
             not_probed_at = None
+            before = ring[max(index - _MOST_BETWEEN, 0) : index]
             is_dump = record.text.startswith(_CRASH_DUMP)
-            yield _on_described(event, ring[max(index - _MOST_BETWEEN, 0) : index]) if is_dump else event
+            yield _on_described(event, before) if is_dump else _for_lack_of_firmware(event, before)
 
 
 def read_message(record: kernel_log.Record) -> KernelEvent | None:
@@ -399,6 +405,19 @@ def _on_described(event: KernelEvent, before: Sequence[kernel_log.Record]) -> Ke
         if found and 0 <= event.at - record.at <= SAME_LOAD_SECONDS and event.finding:
             subject = _subject(found)
             return replace(event, subject=subject, finding=replace(event.finding, subject=subject))
+    return event
+
+
+def _for_lack_of_firmware(event: KernelEvent, before: Sequence[kernel_log.Record]) -> KernelEvent:
+    """Return a GPU's failure to start as that of a sound GPU if the kernel lacked its firmware shortly before."""
+    if event.finding is None or event.reason != INIT_FAILED.name:
+        return event
+    for record in before:
+        lacks = _NO_FIRMWARE.match(record.text)
+        if lacks and _subject(lacks) == event.subject and event.at - record.at <= SAME_LOAD_SECONDS:
+            sound = replace(event.finding, severity=Severity.MONITOR, rule=PROBE_FAILED)
+            detail = f"install the driver's firmware file {lacks['file']}: {event.detail}"
+            return _detailed(replace(event, finding=sound), detail)
     return event
 
 

@@ -13,7 +13,7 @@ INIT_FAILED = Reason(
     "GpuInitFailed",
     Severity.RESET,
     "A GPU could not be started by the driver: NVML gives no handle for it (unknown error), or the driver logged the "
-    "failure. MONITOR if the driver names the reason: it does not support the GPU.",
+    "failure. MONITOR if the log names the reason: the driver does not support the GPU, or lacks its firmware file.",
     "Drain the node, then reload the driver or reboot; replace the node if the GPU still does not start. MONITOR: the"
     " driver names what it requires, and the GPU is sound; do only what the detail says, then reboot.",
     threshold="MONITOR: a line that names what the driver requires; RESET: another line of the driver, at once; error"

@@ -1,6 +1,7 @@
 """Check: messages of the driver mlx5 about a device whose firmware stopped, and about the link of a port.
 
-The forms are those of drivers/net/ethernet/mellanox/mlx5/core: health.c, cmd.c and en_main.c, of Linux 4.15 to 6.17.
+The forms are those of drivers/net/ethernet/mellanox/mlx5/core: health.c, cmd.c, en_main.c and main.c, of Linux 4.15 to
+6.17.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ UNRECOVERABLE = Reason(
 NOT_RESPONDING = Reason(
     "Mlx5NotResponding",
     Severity.MONITOR,
-    "An mlx5 device of the GPU fabric does not respond: its firmware stopped its heartbeat, or did not finish a "
-    "command in time.",
+    "An mlx5 device of the GPU fabric does not respond: its firmware stopped its heartbeat or had a fatal error, a "
+    "command or a send queue timed out, or the driver could not start it.",
     "Watch the port: drain and reboot the node if it is down or the message recurs.",
     threshold="a line of the driver, at once",
-    source="kernel, drivers/net/ethernet/mellanox/mlx5/core/health.c and cmd.c",
+    source="kernel, drivers/net/ethernet/mellanox/mlx5/core/health.c, cmd.c, en_main.c and main.c",
 )
 RECOVERED, LINK_UP, LINK_DOWN = "Mlx5Recovered", "Mlx5LinkUp", "Mlx5LinkDown"
 """Names of messages that are not faults."""
@@ -81,6 +82,9 @@ def _messages() -> tuple[_Message, ...]:
             + r"(?:cmd\[\d{1,4}\]: )?[A-Z0-9_ ]{2,64}\(0x[0-9a-f]{1,8}\) (?:Async, )?"
             + r"timeout\. Will cause a leak of a command resource",
         ),
+        _message(NOT_RESPONDING, _WHERE + r"Fatal error \d{1,3} detected"),
+        _message(NOT_RESPONDING, _WHERE + r"mlx5_(?:init|load)_one failed with error code -?\d{1,4}"),
+        _message(NOT_RESPONDING, r" \S{1,15}: TX timeout detected"),
         # Before Linux 5.13 the words were misspelt.
         _message(RECOVERED, _WHERE + r"health re(?:covery succeeded|vovery succeded)"),
         _message(LINK_DOWN, r" \S{1,15}: Link down"),

@@ -64,4 +64,10 @@ def read_sxid(record: kernel_log.Record) -> KernelEvent | None:
     )
 
 
+def continued_reason(text: str) -> str:
+    """Return the reason of the SXid that a line continues, as SXid20034; '' for another line."""
+    found = _SXID.match(text) if text.startswith(_BEGINS) else None
+    return f"SXid{int(found['code'])}" if found and _MORE_OF_THE_SAME.match(found["text"] or "") else ""
+
+
 CHECK = Check("sxid", "0-nvidia-smi", (kernel_log.RING,), judge, (FAMILY,), Nature.EVENT, (_BEGINS,))

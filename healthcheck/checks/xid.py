@@ -9,6 +9,7 @@ from gpu_healthcheck.healthcheck.catalog.policy import Ruling
 from gpu_healthcheck.healthcheck.catalog.xid import (
     NONE,
     RECOVERY_CODE,
+    fixed_ruling,
     recovery_action_in,
     recovery_of,
     rule_by_catalogue,
@@ -47,7 +48,7 @@ name: `pid=7194, Contained: ...` (NVIDIA's memory error management of the A100).
 _PID = re.compile(r"NVRM: Xid \([^)]{1,48}\): \d{1,5}, pid=(\d{1,10})\b", re.ASCII)
 _UNKNOWN = "<unknown>"
 _PLACE = re.compile(r"\((GPC \d{1,3}, TPC \d{1,3})\b")
-_FOLLOWS = re.compile(r"\bcaused by previous Xid \d{1,5}\s*\Z")
+_FOLLOWS = re.compile(r"\bcaused by previous Xid (\d{1,5})\s*\Z")
 _GRAPHICS_EXCEPTION = 13
 _LONGEST_DETAIL = 200
 TEST_XIDS = frozenset({13, 31, 43, 45})
@@ -85,7 +86,7 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | 
     recovery_action = recovery_of(code, text)
     place = _PLACE.search(text) if code == _GRAPHICS_EXCEPTION else None
     of_a_test = _is_of_a_test(code, pid, name, record.at, expected)
-    age = expected.ages.get(pid)
+    age, cause = expected.ages.get(pid), _FOLLOWS.search(text)
     return KernelEvent(
         reason=finding.reason,
         subject=subject,
@@ -97,7 +98,7 @@ def read_xid(record: kernel_log.Record, expected: Expectation) -> KernelEvent | 
         process=process if pid else "",
         began=None if age is None else record.at - age,
         place=place[1] if place else "",
-        follows=_FOLLOWS.search(text) is not None,
+        follows=int(cause[1]) if cause else 0,
         recovery_action=recovery_action,
         of_a_test=of_a_test,
     )
@@ -109,6 +110,12 @@ def may_be_of_a_test(record: kernel_log.Record) -> bool:
     The caller must check to which run the process belongs.
     """
     return _XID_BEGINS in record.text and any(f"name={name}" in record.text for name in diagnostics.NAMES)
+
+
+def may_need_reset(code: int, expected: Expectation) -> bool:
+    """Whether an Xid of this code can be RESET or worse, depending on the words of its line."""
+    ruling = fixed_ruling(code, expected.policy)
+    return ruling is None or ruling.severity >= Severity.RESET
 
 
 def named_pid(record: kernel_log.Record) -> str:

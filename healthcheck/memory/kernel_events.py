@@ -385,7 +385,7 @@ def _is_consequence(memory: Memory, event: KernelEvent, address: str) -> bool:
     if event.reason != CONSEQUENCE or event.finding is None or event.finding.severity >= Severity.RESET:
         return False
     last = memory.last_xid.get(address)
-    return event.follows or (last is not None and abs(event.at - last) <= WINDOW_SECONDS)
+    return event.follows > 0 or (last is not None and abs(event.at - last) <= WINDOW_SECONDS)
 
 
 def _is_withdrawn(finding: ActiveFinding, event: KernelEvent, memory: Memory) -> bool:

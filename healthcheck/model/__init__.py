@@ -245,8 +245,8 @@ class KernelEvent(Printable, frozen=True):
     """Earliest possible start of this process, in seconds of the record's clock; None: unknown."""
     place: str = ""
     """Position on the GPU: `GPC 1, TPC 3`."""
-    follows: bool = False
-    """Whether the driver reports it as the consequence of another Xid."""
+    follows: int = 0
+    """Code of the Xid that the driver names as its cause; 0 if it names none."""
     recovery_action: int | None = None
     """The GPU's recovery action from now on (NVML field 230); 0: None, the GPU was recovered."""
     driver_loaded: bool = False

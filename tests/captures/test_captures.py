@@ -495,6 +495,30 @@ def test_sentence_with_two_syslog_times_is_one_record() -> None:
     assert (read.texts, read.sources) == ([FALLEN], ["f0:1"])
 
 
+@pytest.mark.parametrize("prefix", ["Nov 20 08:00:01 host kernel: ", "[    5.000000] ", ""])
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        (
+            "NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x0 (None) to",
+            "0x2 (Node Reboot Required)",
+        ),
+        ("NVRM: Xid (PCI:0008:01:00): 145, RLW_RSPCOL Fatal XC0 i0 Link 13 (0x000000a2", "0x00000002 0x00000001)"),
+    ],
+)
+def test_xid_that_was_wrapped_without_its_prefix_is_one_record(begin: str, end: str, prefix: str) -> None:
+    other = [f"{prefix}nvidia-uvm: Loaded the UVM driver"] * 20
+    lines = [*other, f"{prefix}{begin}", end, "Then it hung.", f"{prefix}{OFF_BUS}", *other]
+
+    assert Reading("\n".join(lines).encode()).texts[20:-20] == [f"{begin} {end}", OFF_BUS]
+
+
+def test_line_without_a_prefix_after_a_cut_xid_is_its_own_record() -> None:
+    cut = "NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x0 (None) to"
+
+    assert Reading(f"{cut}\n{OFF_BUS}\n".encode()).texts == [cut, OFF_BUS]
+
+
 def test_records_of_one_moment_stay_separate() -> None:
     read = Reading(dmesg((5.0, OFF_BUS), (5.0, MIG), (5.0, "NVRM: rm_init_adapter failed, device minor number 5")))
 

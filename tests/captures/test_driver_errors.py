@@ -56,6 +56,30 @@ RELEASE = (
     " NVIDIA 610.43.03 driver release."
 )
 RM_FAILED = f"NVRM: GPU {ADDRESS}: RmInitAdapter failed! (0x22:0x56:897)"
+CORRECTED = f"nvidia {ADDRESS}: PCIe Bus Error: severity=Correctable, type=Physical Layer, (Receiver ID)"
+UNCORRECTED = f"nvidia {ADDRESS}: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer"
+STATUS = f"nvidia {ADDRESS}:   device [10de:2331] error status/mask=00001000/0000a000"
+TIMEOUT_BIT = f"nvidia {ADDRESS}:    [12] Timeout"
+FIRST = f"nvidia {ADDRESS}: AER:   Error of this Agent is reported first"
+NO_SCREEN = f"nvidia {ADDRESS}: [drm] Cannot find any crtc or sizes"
+NO_LTR = "NVRM: clCheckUpstreamLtrSupport_IMPL: PCIE config space is inaccessible!"
+PEERMEM = "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing"
+NO_P2P = "nvidia-fs:nvfs_pin_gpu_pages:1292 Error ret -22 invoking nvidia_p2p_get_pages"
+EFA_READY = "efa 0000:10:1b.0: Setup irq:224 name:efa-mgmnt@pci:0000:10:1b.0"
+OF_OTHER_MODULES = {
+    "nvidia-fs": "nvidia-fs:nvfs_pin_gpu_pages:1383 Incompatible page table version 0x00020000",
+    "vGPU": "[nvidia-vgpu-vfio] a581675d-19eb-4f50-aa64-6aeb378c58c3: start failed. status: 0x0 Timeout Occured",
+    "core dump": "NVRM: kflcnCoreDumpNondestructive_IMPL: TRACE: 08 = 0x0000000004d4b1a0",
+    "EFA polls": "infiniband rdmap16s27: Wait for completion (polling) timeout",
+    "EFA's command": "infiniband efa_0: The device didn't send any completion for admin cmd CREATE_QP(1) status 0",
+    "EFA's queue": "infiniband rdmap16s27: Admin queue is closed",
+    "EFA's reset": "efa 0000:10:1b.0: Reset indication didn't turn on",
+    "EFA's start": "efa 0000:10:1b.0: Device isn't ready, abort com init",
+}
+SXID = "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt"
+SXID_DATA = "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Data {0x0000002c, 0x0000002c, 0x00000000}"
+NO_FIRMWARE = f"nvidia {ADDRESS}: Direct firmware load for nvidia/550.76/gsp_ga10x.bin failed with error -2"
+OTHERS_FIRMWARE = NO_FIRMWARE.replace(ADDRESS, "0000:42:00.0")
 PROBE_FAILED = "NVRM: The NVIDIA probe routine failed for 1 device(s)."
 UNKNOWN_ERROR = "NVRM: GPU0 kfspPollForResponse_IMPL: FSP command timed out"
 
@@ -63,6 +87,10 @@ Log = tuple[tuple[float, str], ...]
 HARMLESS: dict[str, Log] = {
     "vfio-pci": ((9, BOUND.format("vfio-pci")), (9, NOT_CALLED), (9, NO_DEVICES)),
     "harmless codes": ((9, NOT_SUPPORTED), (9, AT_UNLOAD)),
+    "corrected PCIe error": ((9, CORRECTED), (9, STATUS), (9, TIMEOUT_BIT), (9, FIRST)),
+    "no screen": ((9, NO_SCREEN),),
+    "chipset without LTR": ((9, NO_LTR),),
+    "other modules": ((9, PEERMEM), (9, NO_P2P), (9, EFA_READY), (9, "infiniband efa_0: IB device registered")),
     "one link retry at start": ((9, DISCOVERY), (80, CHATTER)),
     "two waits that are over": ((9, WAIT), (14, WAIT), (80, CHATTER)),
 }
@@ -101,9 +129,12 @@ def answer(log: Log, form: str = "dmesg") -> tuple[str, list[str]]:
         ),
         pytest.param([(9, BOUND.format("nouveau"))], "warn", ["GpuBoundToOtherDriver"], id="nouveau"),
         pytest.param(HARMLESS["vfio-pci"], "pass", [], id="vfio-pci"),
+        pytest.param(HARMLESS["corrected PCIe error"], "pass", [], id="corrected PCIe error"),
         pytest.param([(9, OPEN), (9, RM_FAILED)], "warn", ["GpuInitFailed"], id="open modules, by the adapter"),
         pytest.param([(9, OPEN), (9, PROBE_FAILED)], "warn", ["GpuInitFailed"], id="open modules, by the probe"),
         pytest.param([(9, RELEASE), (9, PROBE_FAILED)], "warn", ["GpuInitFailed"], id="release"),
+        pytest.param([(9, NO_FIRMWARE), (9, RM_FAILED)], "warn", ["GpuInitFailed"], id="no firmware"),
+        pytest.param([(9, OTHERS_FIRMWARE), (9, RM_FAILED)], "fail", ["GpuInitFailed"], id="another's firmware"),
         pytest.param([(9, DISCOVERY)], "unknown", [], id="link discovery, once, at the end"),
         pytest.param([(9, TRAINING)], "unknown", [], id="link training, once, at the end"),
         pytest.param([(9, DISCOVERY)] * 3, "warn", ["NvLinkTrainingFailed"], id="link discovery in each try"),
@@ -121,8 +152,11 @@ def test_driver_error_has_its_status_in_each_kind_of_form(log: Log, status: str,
 @pytest.mark.parametrize(
     ("log", "status", "reasons"),
     [
-        pytest.param(HARMLESS["one link retry at start"], "pass", [], id="one link retry at start"),
-        pytest.param(HARMLESS["two waits that are over"], "pass", [], id="two waits that are over"),
+        *(pytest.param(log, "pass", [], id=name) for name, log in HARMLESS.items()),
+        pytest.param([(9, UNCORRECTED), (9, STATUS)], "unknown", [], id="uncorrected PCIe error"),
+        *(pytest.param([(9, text)], "unknown", [], id=name) for name, text in OF_OTHER_MODULES.items()),
+        pytest.param([(9, SXID_DATA)], "unknown", [], id="data of an SXid without its first line"),
+        pytest.param([(9, SXID), (9, SXID_DATA)], "warn", ["SXid22013"], id="data of an SXid"),
         pytest.param([(5.0 * one, WAIT) for one in range(2, 20)], "warn", ["GpuNotResponding"], id="waits for minutes"),
         pytest.param([(9, UNKNOWN_ERROR), (9000, CHATTER)], "unknown", [], id="an error, and nothing for hours"),
         pytest.param([(9, UNKNOWN_ERROR), (99, WATCHDOG)], "unknown", ["GpuNotResponding"], id="an error long before"),

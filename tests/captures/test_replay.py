@@ -139,6 +139,26 @@ def test_process_is_counted_by_pid_and_boot(processes: list[str], expected: set[
     assert {active.finding.reason for active in replay.ended("", timedelta()).active} == expected
 
 
+@pytest.mark.parametrize(
+    ("cause", "before", "is_complete"),
+    [
+        (149, "", False),
+        (79, "", False),
+        (79, OFF_BUS, True),
+        (31, "", True),  # the program's own: no fault that the log could lack
+        (79, f"{OFF_BUS}\n[    1.100000] Linux version 6.1.0-18-amd64", False),
+    ],
+)
+def test_log_without_the_fault_that_a_line_names_as_its_cause_is_unknown(
+    cause: int, before: str, is_complete: bool
+) -> None:
+    follows = f"NVRM: Xid (PCI:0000:05:00): 45, pid=7, name=a, Ch 00000001 caused by previous Xid {cause}"
+    replay = judged(f"[    1.000000] {before}\n[    2.000000] {follows}\n[    3.000000] {follows}\n")
+    details = {one.detail.partition(":")[0] for outcome in replay.outcomes() for one in outcome.unobserved}
+
+    assert details == (set() if is_complete else {f"the log lacks the Xid{cause} that a line names as its cause"})
+
+
 def test_log_without_dates_ends_when_it_was_saved() -> None:
     reader = KernelLogReader(SAVED, 1, PassedOver())
     replay = replayed(reader, f"[   10.000000] {OFF_BUS}\n[  110.000000] usb 1-1: gone\n".encode())

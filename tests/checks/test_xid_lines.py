@@ -160,18 +160,18 @@ def test_xid_13_names_the_position_on_the_gpu(code: int, text: str, place: str) 
 @pytest.mark.parametrize(
     ("text", "follows"),
     [
-        ("Ch 00000008 caused by previous Xid 79", True),
-        ("pid=7, name=python, Ch 00000008 caused by previous Xid 154\n", True),
-        ("Ch 00000008", False),
-        ("Ch 00000008 caused by previous Xid", False),
-        ("caused by previous Xid 79, said somebody", False),
+        ("Ch 00000008 caused by previous Xid 79", 79),
+        ("pid=7, name=python, Ch 00000008 caused by previous Xid 154\n", 154),
+        ("Ch 00000008", 0),
+        ("Ch 00000008 caused by previous Xid", 0),
+        ("caused by previous Xid 79, said somebody", 0),
     ],
 )
-def test_a_line_that_names_its_cause_follows_another(text: str, follows: bool) -> None:
+def test_a_line_that_names_its_cause_follows_another(text: str, follows: int) -> None:
     seen = read_xid(record(f"NVRM: Xid (PCI:0000:05:00): 45, {text}"), Expectation())
 
     assert seen
-    assert seen.follows is follows
+    assert seen.follows == follows
 
 
 @pytest.mark.parametrize(

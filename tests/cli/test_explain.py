@@ -485,6 +485,41 @@ def test_explain_of_a_line_of_the_kernel_explains_its_code_alone() -> None:
     assert (document["name"], "also" in document) == ("Xid79", False)
 
 
+@pytest.mark.parametrize(
+    ("line", "here"),
+    [
+        (
+            "[ 1.0] NVRM: Xid (PCI:0000:0f:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x025001c6 0x00000000)",
+            "RESET: drain the node and reset the GPU, or reboot (nvlink5_decode.csv:84; NETIR_LINK_EVT",
+        ),
+        (
+            "kernel: NVRM: Xid (PCI:0000:0f:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008)",
+            "PASS: no finding; only counted (the words of the line; RLW_RXPIPE: Non-fatal, IGNORE)",
+        ),
+        (
+            "NVRM: Xid (PCI:0000:0f:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Reboot Required)",
+            "REBOOT: drain and reboot the node (xid.csv:154)",
+        ),
+        (
+            "NVRM: Xid (PCI:0000:0f:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+            "PASS: no finding; only counted (xid.csv:154)",
+        ),
+        ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Non-fatal, Link 30", "MONITOR: nothing now"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Data {0x0}", "RESET: drain the node and reload"),
+        ("NVRM: Xid (PCI:0000:0f:00): 45, pid=1, name=a, Ch 00000001 caused by previous Xid 149", "MONITOR: nothing"),
+    ],
+)
+def test_explain_of_a_line_has_the_severity_of_its_words(line: str, here: str) -> None:
+    assert f"here {here}" in _unfolded(explained(line))
+
+
+def test_explain_of_an_error_that_no_rule_judges_says_so() -> None:
+    answer = ask("[ 1.0] NVRM: GPU0 kfspPollForResponse_IMPL: FSP command timed out")
+
+    assert (answer.exit_code, answer.stdout) == (3, "")
+    assert "an error in this line that no rule judges" in answer.stderr
+
+
 def test_explain_of_a_line_of_a_components_log_names_the_fix() -> None:
     answer = _unfolded(explained('level=fatal msg="unable to load config: unsupported config version: 4"'))
 
@@ -509,6 +544,7 @@ def test_explain_of_a_message_names_the_fix_of_its_error() -> None:
         "make: Error 2",
         "no pods",
         "NVRM: loading",
+        "nvidia 0000:0a:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
         "no such thing here",
     ],
 )
