@@ -13,7 +13,6 @@ from gpu_healthcheck.healthcheck.catalog.cuda_errors import LibraryError, cuda_e
 from gpu_healthcheck.healthcheck.catalog.policy import Policy, Ruling
 from gpu_healthcheck.healthcheck.catalog.sxid import rule_sxid
 from gpu_healthcheck.healthcheck.catalog.xid import rule_xid, xid_table
-from gpu_healthcheck.healthcheck.checks.driver_errors import reports_error
 from gpu_healthcheck.healthcheck.model import Severity
 
 NUMBERED = ("cuda", "nvml", "nccl")
@@ -70,7 +69,11 @@ def findings_in(text: str, policy: Policy) -> dict[str, Ruling]:
 def is_unjudged_error(text: str) -> bool:
     """Whether a text is a line of the driver that reports an error and that no rule judges."""
     found = _IN_A_KERNEL_LOG.search(text)
-    return found is not None and reports_error(text[found.start() :])
+    if found is None:
+        return False
+    from gpu_healthcheck.healthcheck.checks.driver_errors import reports_error  # noqa: PLC0415 - only for such lines
+
+    return reports_error(text[found.start() :])
 
 
 def recognise(text: str) -> Iterator[IndexEntry | LibraryError | str]:
