@@ -254,6 +254,16 @@ def test_chart_passes_helm_lint(helm: Helm) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_pod_of_helms_test_can_write_the_settings_that_it_judges(helm: Helm) -> None:
+    """`verify` writes the ConfigMap's keys as files, to the folder for temporary ones."""
+    shown = helm("template", "gpu-healthcheck", str(CHART), "--show-only=templates/tests/verify.yaml").stdout
+    (pod,) = (entry["spec"] for entry in yaml.safe_load_all(shown) if entry["kind"] == "Pod")
+
+    assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+    assert [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]] == ["/tmp"]
+    assert [volume.keys() for volume in pod["volumes"]] == [{"name", "emptyDir"}]
+
+
 def test_packed_charts_of_equal_files_are_identical_and_installable(helm: Helm, tmp_path: Path) -> None:
     digest = f"sha256:{'a1' * 32}"
     for name in ("one", "other"):

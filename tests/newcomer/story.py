@@ -18,6 +18,7 @@ from tests.newcomer.typed import shown
 from tests.newcomer.ways import (
     ALERTS,
     CHANGED,
+    CHART,
     FINDINGS,
     HELM_SETS,
     INSTALL,
@@ -74,6 +75,8 @@ class Newcomer:
             self.type(*self.way.prepare)
         self.type(*self.way.install)
         self.type(INSTALL, "gpu-healthcheck verify")
+        if self.way.name == "helm":
+            self.type(CHART, "helm test")
         listed = self.type(README, "kubectl get nodes -L")
         assert listed.split()[-2:] in (["pass", "PASS"], ["warn", "MONITOR"]), listed
 

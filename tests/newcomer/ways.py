@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 README, INSTALL, RUNBOOK = "README.md", "docs/install.md", "docs/runbook.md"
 ALERTS, FINDINGS, UNINSTALL = "docs/alerts.md", "docs/findings.md", "docs/uninstall.md"
+CHART = "charts/gpu-healthcheck/README.md"
 REGISTRY = OURS.rpartition("/")[0]
 CHANGED = "120"
 HELM_SETS = f" --set settings.CHECK_INTERVAL={CHANGED}"
