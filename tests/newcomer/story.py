@@ -134,6 +134,7 @@ class Newcomer:
         if self.way.name == "helm":
             self.type(UNINSTALL, "kubectl delete namespace")
         self.type(UNINSTALL, "kubectl debug node/NODE")
+        self.type(UNINSTALL, "kubectl wait pods -l app.kubernetes.io/managed-by=kubectl-debug")
         self.type(UNINSTALL, "kubectl delete pods -l app.kubernetes.io/managed-by=kubectl-debug")
 
     def _edit(self, before: str, after: str) -> None:
