@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_healthcheck.diagnosis.model import Certainty
-from gpu_healthcheck.healthcheck.node.state import UNHEALTHY
+from gpu_healthcheck.healthcheck.node.state import MAINTENANCE, STARTUP, UNHEALTHY
 from tests.diagnosis.states import (
     GPU,
     Object,
@@ -569,6 +569,8 @@ def test_taint_of_gpu_nodes_explains_the_nodes_without_gpus(taint: str, cause: l
     ("taint", "cause", "words", "not_said"),
     [
         (f"{UNHEALTHY}: true", "NodeKeptFromWork", "`gpu-healthcheck status` lists the nodes", "toleration"),
+        (f"{MAINTENANCE}: true", CHANGING, "`gpu-healthcheck status` lists the nodes", "fault"),
+        (f"{STARTUP}: true", "NodeAwaitsFirstLook", "Check the agent pod", "fault"),
         ("node.kubernetes.io/not-ready: ", "NodeNotReady", "kubelet", "toleration"),
         ("node.kubernetes.io/unschedulable: ", "NodeCordoned", "kubectl uncordon", "toleration"),
         ("karpenter.sh/disrupted: ", CHANGING, "Wait until the platform", "toleration"),

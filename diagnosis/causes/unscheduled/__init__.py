@@ -29,7 +29,7 @@ from gpu_healthcheck.diagnosis.causes.unscheduled import (
     volumes,
 )
 from gpu_healthcheck.diagnosis.causes.unscheduled.waiting import Waiting, is_about_gpus, is_stuck, unschedulable
-from gpu_healthcheck.diagnosis.causes.verdicts import KEPT_FROM_WORK
+from gpu_healthcheck.diagnosis.causes.verdicts import KEPT_FROM_WORK, NOT_LOOKED
 from gpu_healthcheck.diagnosis.facts.fit_error import ReasonSubject, UnfitReason, parse
 from gpu_healthcheck.diagnosis.facts.gpu_nodes import has_nvidia
 from gpu_healthcheck.diagnosis.facts.gpu_requests import is_accelerator
@@ -363,10 +363,10 @@ SEARCHES = (
         (
             *(*unknown_resources.CAUSES, *refused.CAUSES, *resources.CAUSES, *shared_gpus.CAUSES, *sharing.CAUSES),
             *(*autoscaling.CAUSES, *volumes.CAUSES, *device_claims.CAUSES, schedulers.ERROR),
-            *(schedulers.UNEXPLAINED, KEPT_FROM_WORK, *quotas.CAUSES),
+            *(schedulers.UNEXPLAINED, KEPT_FROM_WORK, NOT_LOOKED, *quotas.CAUSES),
         ),
         ("Pod",),
         find_unschedulable,
     ),
-    Search((resources.SHORT, KEPT_FROM_WORK, *refused.CAUSES, *_BY_REASON.values()), (), find_in_logs),
+    Search((resources.SHORT, KEPT_FROM_WORK, NOT_LOOKED, *refused.CAUSES, *_BY_REASON.values()), (), find_in_logs),
 )

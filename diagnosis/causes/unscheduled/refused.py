@@ -138,8 +138,8 @@ def owner_of(key: str) -> TaintOwner:
     return TaintOwner.DEDICATED
 
 
+_OURS = {UNHEALTHY: KEPT_FROM_WORK, MAINTENANCE: LEAVING, STARTUP: NOT_LOOKED}
 _BY_OWNER = {
-    TaintOwner.OURS: KEPT_FROM_WORK,
     TaintOwner.CORDON: CORDONED,
     TaintOwner.NOT_READY: NOT_READY,
     TaintOwner.LEAVING: LEAVING,
@@ -151,7 +151,6 @@ _BY_OWNER = {
 def taint_texts() -> Iterator[tuple[str, Cause]]:
     """Yield a pattern of each owner's taints, as a scheduler's text has them after the word taint, and the cause."""
     keys = {
-        TaintOwner.OURS: (UNHEALTHY, MAINTENANCE, STARTUP),
         TaintOwner.CORDON: (UNSCHEDULABLE,),
         TaintOwner.NOT_READY: sorted(_NOT_READY),
         TaintOwner.LEAVING: _LEAVING,
@@ -159,30 +158,36 @@ def taint_texts() -> Iterator[tuple[str, Cause]]:
     }
     owned = {owner: "|".join(map(re.escape, some)) for owner, some in keys.items()}
     owned[TaintOwner.STARTING] += rf"|[^:{{}}]{{1,300}}(?:{'|'.join(_STARTING_SUFFIXES)}):"
-    for owner, pattern in owned.items():
-        yield rf" \{{(?:{pattern})", _BY_OWNER[owner]
-    yield rf"(?! \{{(?:{'|'.join(owned.values())}))", _BY_OWNER[TaintOwner.DEDICATED]
+    patterns = {pattern: _BY_OWNER[owner] for owner, pattern in owned.items()}
+    patterns |= {re.escape(key): cause for key, cause in _OURS.items()}
+    for pattern, cause in patterns.items():
+        yield rf" \{{(?:{pattern})", cause
+    yield rf"(?! \{{(?:{'|'.join(patterns)}))", _BY_OWNER[TaintOwner.DEDICATED]
 
 
 def by_taint(reason: UnfitReason) -> tuple[Cause, tuple[str, ...]]:
     """Return the cause for the taint that a scheduler's text names, and its steps; () for those of the cause."""
-    status = f"{command('gpu-healthcheck', 'status')} lists the nodes with their findings, and what ends each"
-    return _BY_OWNER[_owner_in(reason)], (status, KEPT_FROM_WORK.remedy) if is_ours(reason) else ()
+    if not is_ours(reason):
+        return _BY_OWNER[owner_of(_key_in(reason))], ()
+    cause = _OURS[_key_in(reason)]
+    status = f"{command('gpu-healthcheck', 'status')} lists the nodes with their findings, tests and resets"
+    return cause, (status,) if cause is LEAVING else (status, cause.remedy)
 
 
 def is_ours(reason: UnfitReason) -> bool:
     """Whether the taint that a scheduler's text names is gpu-healthcheck's."""
-    return _owner_in(reason) is TaintOwner.OURS
+    return _key_in(reason) in _OURS
 
 
 def keeps_all_off(reason: UnfitReason) -> bool:
     """Whether a reason about a taint or cordon is a state of nodes that ends, and that no workload should tolerate."""
-    return reason.about is not ReasonSubject.TAINT or _owner_in(reason) not in (TaintOwner.OURS, TaintOwner.DEDICATED)
+    owner = owner_of(_key_in(reason))
+    return reason.about is not ReasonSubject.TAINT or owner not in (TaintOwner.OURS, TaintOwner.DEDICATED)
 
 
-def _owner_in(reason: UnfitReason) -> TaintOwner:
+def _key_in(reason: UnfitReason) -> str:
     """Read the key in a text such as `{node.kubernetes.io/not-ready: }`."""
-    return owner_of(reason.what.strip("{} ").partition(":")[0])
+    return reason.what.strip("{} ").partition(":")[0]
 
 
 def closed_by(spec: PodSpec, node: Node) -> list[Taint]:
