@@ -12,12 +12,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-BUILD_DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-healthcheck" / "simulation"
+BUILD_DIRECTORY = Path(
+    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"),  # noqa: PTH111 - Path raises without a home
+    "gpu-healthcheck/simulation",
+)
 FLAGS = ("-std=gnu11", "-Wall", "-Wextra", "-O2", "-shared", "-fPIC")
 
 
 class CompilerError(Exception):
-    """There is no C compiler, or it rejected the source."""
+    """There is no C compiler, it rejected the source, or its result cannot be written."""
 
 
 @functools.cache
@@ -27,8 +30,11 @@ def build(source: Path, name: str, *flags: str) -> Path:
     identity = source.read_bytes() + repr(command).encode() + platform.machine().encode()
     library = BUILD_DIRECTORY / f"{name}-{hashlib.sha256(identity).hexdigest()[:16]}.so"
     if not library.exists():
-        BUILD_DIRECTORY.mkdir(parents=True, exist_ok=True)
-        _compile([*find_compiler(), *command, str(source)], library)
+        try:
+            BUILD_DIRECTORY.mkdir(parents=True, exist_ok=True)
+            _compile([*find_compiler(), *command, str(source)], library)
+        except OSError as error:
+            raise CompilerError(f"cannot write the simulated driver to {BUILD_DIRECTORY}: {error}") from error
     return library
 
 
